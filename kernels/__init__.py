@@ -1,0 +1,1 @@
+"""Device code: Triton kernels and their launchers. Nothing here knows vLLM."""
