@@ -1,0 +1,234 @@
+"""Mode `fast` on a CPU: the compiled loops. `reference.py` says what the bytes mean.
+
+All arguments are integers (addresses, sizes, strides), see `cpu_vector.py` for why. Nothing is
+checked here: `cpu.py` checks everything before it calls, and holds the arrays alive.
+"""
+
+# numba and llvmlite are untyped.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from .coded import CHUNK
+from .cpu_compile import compiled
+from .cpu_vector import (
+    LANES,
+    fence,
+    join_nibbles,
+    load,
+    pointer8,
+    pointer16,
+    pointer64,
+    scratch,
+    split,
+    split_nibbles,
+    store,
+    store_joined,
+    stream,
+    table_codes,
+    table_exponents,
+    trailing_zeros,
+    window_codes,
+    window_exponents,
+)
+
+HALF = CHUNK // 2
+WORD_BYTES = 2 * CHUNK
+MASK_BYTES = CHUNK // 8
+
+
+@compiled
+def copy_bytes(source, target, size):
+    """Copy any number of bytes."""
+    read, write = pointer8(source), pointer8(target)
+    for i in range(size):
+        write[i] = read[i]
+
+
+@compiled
+def gather(pages, stride, table, row, begin, count, words):
+    """Copy `count` words from element `begin` of the run to `words`."""
+    ids, target = pointer64(table), pointer16(words)
+    done = 0
+    while done < count:
+        at = begin + done
+        index, column = at // row, at % row
+        piece = min(count - done, row - column)
+        source = pointer16(pages + ids[index] * stride + 2 * column)
+        for i in range(piece):
+            target[done + i] = source[i]
+        done += piece
+
+
+@compiled
+def scatter(pages, stride, table, row, begin, count, words):
+    """Copy `count` words from `words` to element `begin` of the run, but for unwanted blocks."""
+    ids, source = pointer64(table), pointer16(words)
+    done = 0
+    while done < count:
+        at = begin + done
+        index, column = at // row, at % row
+        piece = min(count - done, row - column)
+        if ids[index] >= 0:
+            target = pointer16(pages + ids[index] * stride + 2 * column)
+            for i in range(piece):
+                target[i] = source[done + i]
+        done += piece
+
+
+@compiled
+def encode_words(words, codes, rest, masks, book, window):
+    """Code a full chunk; bit i of masks[j] says that element 64 j + i escapes. Any escapes?"""
+    entries, escaped = pointer8(book), pointer64(masks)
+    first, base = entries[0], entries[1]
+    found = 0
+    for i in range(0, HALF, LANES):
+        low_exponents, low_rest = split(words + 2 * i)
+        high_exponents, high_rest = split(words + 2 * (i + HALF))
+        if window:
+            low, low_bits = window_codes(low_exponents, first, base)
+            high, high_bits = window_codes(high_exponents, first, base)
+        else:
+            low, low_bits = table_codes(low_exponents, book)
+            high, high_bits = table_codes(high_exponents, book)
+        store(rest + i, low_rest)
+        store(rest + i + HALF, high_rest)
+        store(codes + i, join_nibbles(low, high))
+        escaped[i // LANES] = low_bits
+        escaped[(i + HALF) // LANES] = high_bits
+        found |= low_bits | high_bits
+    return found != 0
+
+
+@compiled
+def decode_words(words, codes, rest, book, window):
+    """Decode a full chunk, escapes aside."""
+    entries = pointer8(book)
+    first, base = entries[0], entries[1]
+    for i in range(0, HALF, LANES):
+        low, high = split_nibbles(load(codes + i))
+        if window:
+            low = window_exponents(low, first, base)
+            high = window_exponents(high, first, base)
+        else:
+            low = table_exponents(low, book)
+            high = table_exponents(high, book)
+        store_joined(words + 2 * i, low, load(rest + i))
+        store_joined(words + 2 * (i + HALF), high, load(rest + i + HALF))
+
+
+@compiled
+def copy_streaming(source, target, size):
+    """Copy a multiple of 64 bytes to an aligned address, past the cache."""
+    for i in range(0, size, LANES):
+        stream(target + i, load(source + i))
+
+
+@compiled
+def list_escapes(words, masks, positions, exponents, at):
+    """Append the chunk's escapes at index `at` of both lists; returns how many."""
+    source, escaped = pointer16(words), pointer64(masks)
+    position, exponent = pointer16(positions), pointer8(exponents)
+    count = 0
+    for j in range(CHUNK // LANES):
+        bits = escaped[j]
+        while bits != 0:
+            i = j * LANES + trailing_zeros(bits)
+            position[at + count] = i
+            exponent[at + count] = (source[i] >> 7) & 0xFF
+            count += 1
+            bits &= bits - 1
+    return count
+
+
+@compiled
+def encode_chunks(
+    pages, stride, table, row, elements,
+    begin, end, codes, rest, counts, positions, exponents, limit, book, window, streaming,
+):  # fmt: skip
+    """Code chunks `begin` to `end` of the run, escapes to the front of the two lists.
+
+    Returns the number of escapes, and stops early when it is more than `limit`. The lists have
+    room for `limit` + CHUNK.
+    """
+    ids, number = pointer64(table), pointer16(counts)
+    masks, padded = scratch(MASK_BYTES), scratch(WORD_BYTES)
+    near_codes, near_rest = scratch(HALF), scratch(CHUNK)
+    whole_rows = row % CHUNK == 0
+    total = 0
+    for chunk in range(begin, end):
+        element = chunk * CHUNK
+        count = min(CHUNK, elements - element)
+        if whole_rows:
+            words = pages + ids[element // row] * stride + 2 * (element % row)
+        else:
+            words = padded
+            gather(pages, stride, table, row, element, count, padded)
+            filler, spare = pointer8(book)[0], pointer16(padded)
+            for i in range(count, CHUNK):
+                spare[i] = filler << 7
+        code_target, rest_target = codes + chunk * HALF, rest + element
+        direct = count == CHUNK and not streaming
+        found = encode_words(
+            words,
+            code_target if direct else near_codes,
+            rest_target if direct else near_rest,
+            masks,
+            book,
+            window,
+        )
+        if streaming:
+            copy_streaming(near_codes, code_target, HALF)
+            if count == CHUNK:
+                copy_streaming(near_rest, rest_target, CHUNK)
+        if not direct:
+            if not streaming:
+                copy_bytes(near_codes, code_target, HALF)
+            if count < CHUNK:
+                copy_bytes(near_rest, rest_target, count)
+        escapes = 0
+        if found:
+            escapes = list_escapes(words, masks, positions, exponents, total)
+        number[chunk] = escapes
+        total += escapes
+        if total > limit:
+            break
+    if streaming:
+        fence()
+    return total
+
+
+@compiled
+def decode_chunks(
+    pages, stride, table, row, elements,
+    begin, end, codes, rest, counts, positions, exponents, escape, book, window, streaming,
+):  # fmt: skip
+    """Decode chunks `begin` to `end` of the run; `escape` is the index of their first escape."""
+    ids, number = pointer64(table), pointer16(counts)
+    position, exponent = pointer16(positions), pointer8(exponents)
+    near_words, near_rest = scratch(WORD_BYTES), scratch(CHUNK)
+    whole_rows = row % CHUNK == 0
+    for chunk in range(begin, end):
+        element = chunk * CHUNK
+        count = min(CHUNK, elements - element)
+        escapes = number[chunk]
+        block = ids[element // row] if whole_rows else 0
+        if block >= 0:
+            rest_source = rest + element
+            if count < CHUNK:
+                copy_bytes(rest_source, near_rest, count)
+                rest_source = near_rest
+            target = pages + block * stride + 2 * (element % row)
+            direct = whole_rows and not streaming
+            words = target if direct else near_words
+            decode_words(words, codes + chunk * HALF, rest_source, book, window)
+            patched, kept = pointer16(words), pointer8(rest_source)
+            for k in range(escape, escape + escapes):
+                i = position[k]
+                low = kept[i]
+                patched[i] = (exponent[k] << 7) | (low >> 1) | ((low & 1) << 15)
+            if streaming:
+                copy_streaming(near_words, target, WORD_BYTES)
+            elif not whole_rows:
+                scatter(pages, stride, table, row, element, count, near_words)
+        escape += escapes
+    if streaming:
+        fence()

@@ -1,0 +1,103 @@
+"""Checked addresses of blocks and streams, as the compiled loops take them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FrameLayoutError
+from .coded import Blocks, Bytes
+
+ALIGNMENT = 64
+
+STREAM_BYTES = 8 << 20
+"""From this size on, output bypasses the cache: it would not stay there until it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where a run's blocks are. Valid as long as `blocks` and `table` are alive."""
+
+    address: int
+    stride: int
+    table: npt.NDArray[np.int64]
+    row: int
+    aligned: bool
+
+    @property
+    def ids(self) -> int:
+        """Address of the table."""
+        return self.table.ctypes.data
+
+
+def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+    """Blocks that will be read.
+
+    Raises
+    ------
+    IndexError
+        When the table names a block that does not exist.
+    """
+    pages = _pages(blocks, dtypes)
+    ids = pages.table
+    if ids.size and (ids.min() < 0 or ids.max() >= blocks.pages.shape[0]):
+        raise IndexError(
+            f"block ids from {ids.min()} to {ids.max()}, the cache has {blocks.pages.shape[0]}"
+        )
+    return pages
+
+
+def target(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+    """Blocks that will be written, negative ids passed over.
+
+    Raises
+    ------
+    FrameLayoutError
+        When the table names a block that does not exist.
+    """
+    pages = _pages(blocks, dtypes)
+    if not blocks.pages.flags.writeable:
+        raise ValueError("the pages to decode into are read-only")
+    if pages.table.size and pages.table.max() >= blocks.pages.shape[0]:
+        raise FrameLayoutError(
+            f"block id {pages.table.max()}, the cache has {blocks.pages.shape[0]} blocks"
+        )
+    return pages
+
+
+def _pages(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+    pages = blocks.pages
+    if pages.dtype.name not in dtypes:
+        raise ValueError(f"pages of {pages.dtype}, expected {' or '.join(dtypes)}")
+    if pages.ndim != 2 or not pages.flags.aligned or pages.strides[1] != pages.itemsize:
+        raise ValueError(f"pages must be aligned rows, these are {pages.shape}, {pages.strides}")
+    address, stride = pages.ctypes.data, pages.strides[0]
+    return Pages(
+        address=address,
+        stride=stride,
+        table=np.ascontiguousarray(blocks.table, np.int64),
+        row=pages.shape[1],
+        aligned=address % ALIGNMENT == 0 and stride % ALIGNMENT == 0,
+    )
+
+
+def aligned_bytes(size: int) -> Bytes:
+    """Uninitialised bytes at an address that vectors can be streamed to."""
+    space = np.empty(size + ALIGNMENT, np.uint8)
+    start = -space.ctypes.data % ALIGNMENT
+    return space[start : start + size]
+
+
+def stream_of(name: str, stream: Bytes | None, size: int | None = None, width: int = 1) -> Bytes:
+    """A received stream, contiguous, aligned to `width`, of the expected size if there is one."""
+    if stream is None:
+        raise FrameLayoutError(f"stream {name} is missing")
+    if stream.dtype != np.uint8 or stream.ndim != 1:
+        raise FrameLayoutError(f"stream {name} is {stream.dtype}{stream.shape}, expected bytes")
+    if size is not None and stream.size != size:
+        raise FrameLayoutError(f"stream {name} has {stream.size} bytes, expected {size}")
+    if stream.size % width:
+        raise FrameLayoutError(f"stream {name} has {stream.size} bytes, not a multiple of {width}")
+    if not stream.flags.c_contiguous or stream.ctypes.data % width:
+        return np.array(stream)
+    return stream

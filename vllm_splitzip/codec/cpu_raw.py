@@ -1,0 +1,75 @@
+"""Mode `raw` on a CPU: the bytes of a run of blocks, gathered and scattered."""
+
+# numba and llvmlite are untyped.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from functools import partial
+
+from .coded import Blocks, Bytes, Coded
+from .cpu_compile import compiled
+from .cpu_fast import copy_bytes, copy_streaming
+from .cpu_memory import ALIGNMENT, STREAM_BYTES, Pages, aligned_bytes, source, stream_of, target
+from .cpu_threads import DEFAULT_THREADS, run, spans
+from .cpu_vector import fence, pointer64
+
+DTYPES = ("uint8", "uint16")
+
+JOB_BYTES = 1 << 18
+
+
+def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
+    """Gather a run of blocks as they are. Pages of uint8 or uint16.
+
+    Raises
+    ------
+    IndexError
+        When the table names a block that does not exist.
+    """
+    pages = source(blocks, DTYPES)
+    flat = aligned_bytes(blocks.elements * blocks.pages.itemsize)
+    _copy(blocks, pages, flat, threads, into_pages=False)
+    return Coded(mode="raw", elements=blocks.elements, dense=(flat,))
+
+
+def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> None:
+    """Scatter a run of blocks; those with a negative id are passed over.
+
+    Raises
+    ------
+    FrameLayoutError
+        When there are more or fewer bytes than the blocks have. Nothing has been written then.
+    """
+    pages = target(blocks, DTYPES)
+    flat = stream_of("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
+    _copy(blocks, pages, flat, threads, into_pages=True)
+
+
+def _copy(blocks: Blocks, pages: Pages, flat: Bytes, threads: int, into_pages: bool) -> None:
+    size = pages.row * blocks.pages.itemsize
+    aligned = size % ALIGNMENT == 0 and (pages.aligned or not into_pages)
+    streaming = aligned and flat.size >= STREAM_BYTES
+
+    def copy(begin: int, end: int) -> None:
+        copy_rows(
+            pages.address, pages.stride, pages.table.ctypes.data, size, begin, end,
+            flat.ctypes.data, int(into_pages), int(streaming),
+        )  # fmt: skip
+
+    least = max(1, JOB_BYTES // max(size, 1))
+    run([partial(copy, *span) for span in spans(pages.table.size, least, threads)], threads)
+
+
+@compiled
+def copy_rows(pages, stride, table, size, begin, end, flat, into_pages, streaming):
+    """Copy rows `begin` to `end` of the run from or to `flat`."""
+    ids = pointer64(table)
+    for i in range(begin, end):
+        if ids[i] >= 0:
+            there, here = pages + ids[i] * stride, flat + i * size
+            origin, goal = (here, there) if into_pages else (there, here)
+            if streaming:
+                copy_streaming(origin, goal, size)
+            else:
+                copy_bytes(origin, goal, size)
+    if streaming:
+        fence()
