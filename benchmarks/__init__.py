@@ -1,0 +1,1 @@
+"""Real models, real texts, real KV, and what is measured on them."""
