@@ -46,7 +46,7 @@ def encode(words: Words, book: Codebook) -> Coded:
     return Coded(
         mode="fast",
         elements=words.size,
-        dense=((low | (high << 4)).reshape(-1), rest),
+        dense=((low | (high << 4)).reshape(-1).astype(np.uint8), rest),
         tables={
             "counts": counts.view(np.uint8),
             "positions": (escaped % CHUNK).astype(np.uint16).view(np.uint8),
@@ -68,4 +68,4 @@ def decode(coded: Coded, book: Codebook) -> Words:
     exponent[chunk_of_escape * CHUNK + positions] = coded.tables["exponents"]
 
     rotated = (exponent.astype(np.uint16) << 8) | rest
-    return (rotated >> 1) | (rotated << 15)
+    return ((rotated >> 1) | (rotated << 15)).astype(np.uint16)

@@ -1,0 +1,40 @@
+"""What the worker half counts, as plain numbers that add up over steps and ranks."""
+
+import threading
+from dataclasses import dataclass, field
+
+NAMES = (
+    "frames_saved",
+    "raw_bytes_saved",
+    "stored_bytes_saved",
+    "frames_dropped",
+    "frames_loaded",
+    "stored_bytes_loaded",
+    "frames_failed",
+    "encode_seconds",
+    "put_seconds",
+    "get_seconds",
+    "decode_seconds",
+)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Thread-safe counts since they were last taken."""
+
+    _values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, **amounts: float) -> None:
+        """Add to some counts."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._values[name] += amount
+
+    def take(self) -> dict[str, float] | None:
+        """The counts since the last call, or None if nothing was counted."""
+        with self._lock:
+            if not any(self._values.values()):
+                return None
+            taken, self._values = self._values, dict.fromkeys(NAMES, 0.0)
+            return taken

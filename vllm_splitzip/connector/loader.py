@@ -1,0 +1,187 @@
+"""Frames from the store into the KV cache, in threads, behind the engine's back.
+
+A job ends exactly once: when all of its frames are in place, or when each has been in place or
+given up. Until then vLLM keeps the job's blocks for it, so nothing here writes to a block that
+has another owner.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ..errors import FrameError, FrameLayoutError
+from ..frame import Frame, unpack
+from ..storage.base import Store
+from .counters import Counters
+from .geometry import Geometry
+from .keys import KeySpace
+from .messages import NOT_WANTED, LoadFrame, LoadJob
+from .pages import HostPages
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4
+
+
+@dataclass(slots=True)
+class Finished:
+    """Jobs that ended since the last call.
+
+    Attributes
+    ----------
+    requests
+        All of them, by request id.
+    failed
+        Those of which at least one frame is not in place.
+    blocks
+        The blocks that are not in place, of all failed ones.
+    """
+
+    requests: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Running:
+    job: LoadJob
+    deadline: float
+    outstanding: int
+    missing: set[int] = field(default_factory=set)
+    has_failed: bool = False
+
+
+class Loader:
+    """Loads jobs. `submit` and `take_finished` are called by the model runner's thread."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        pages: Mapping[str, HostPages],
+        keys: KeySpace,
+        store: Store,
+        counters: Counters,
+        timeout_s: float,
+    ) -> None:
+        self._geometry = geometry
+        self._pages = pages
+        self._keys = keys
+        self._store = store
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._finished = Finished()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="splitzip-loader")
+
+    def submit(self, job: LoadJob) -> None:
+        """Begin a job; it will show up in `take_finished` once, whatever happens."""
+        tasks = [
+            (frame, part.index)
+            for frame in job.frames
+            for part in self._geometry.parts
+            if any(frame.tables[group] is not None for group in part.groups)
+        ]
+        running = _Running(job, time.monotonic() + self._timeout_s, len(tasks))
+        if not tasks:
+            with self._lock:
+                self._finished.requests.add(job.request_id)
+        for frame, part in tasks:
+            self._pool.submit(self._run, running, frame, part)
+
+    def take_finished(self) -> Finished:
+        """The jobs that ended since the last call."""
+        if not self._finished.requests:
+            return _NONE
+        with self._lock:
+            finished, self._finished = self._finished, Finished()
+        return finished
+
+    def close(self) -> None:
+        """Give up what has not begun, and wait for what has."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, running: _Running, frame: LoadFrame, part: int) -> None:
+        loaded = False
+        try:
+            loaded = self._load(running, frame, part)
+        except Exception:
+            logger.exception("a frame could not be loaded; its blocks are computed instead")
+        finally:
+            self._end(running, frame, part, loaded)
+
+    def _load(self, running: _Running, frame: LoadFrame, part: int) -> bool:
+        """Fetch, check and decode one frame. False if its blocks must be computed instead."""
+        key = self._keys.object_key(frame.key, part)
+        started = time.perf_counter()
+        remaining_s = running.deadline - time.monotonic()
+        fetched = self._store.get(key, remaining_s) if remaining_s > 0 else None
+        if fetched is None:
+            return False
+        with fetched:
+            fetched_at = time.perf_counter()
+            try:
+                self._decode(unpack(fetched.data, self._keys.key_bytes(key)), frame, part)
+            except FrameError as error:
+                logger.warning(
+                    "a stored frame is damaged and is removed (%s: %s); its blocks are computed "
+                    "instead",
+                    type(error).__name__,
+                    error,
+                )
+                self._store.remove(key)
+                return False
+            self._counters.add(
+                frames_loaded=1,
+                stored_bytes_loaded=len(fetched.data),
+                get_seconds=fetched_at - started,
+                decode_seconds=time.perf_counter() - fetched_at,
+            )
+        return True
+
+    def _decode(self, stored: Frame, frame: LoadFrame, part: int) -> None:
+        """Write a frame's layers into their blocks, after all of them have been checked."""
+        expected = {
+            name
+            for name, pages in self._pages.items()
+            if pages.group in self._geometry.parts[part].groups
+        }
+        if {layer.name for layer in stored.layers} != expected:
+            raise FrameLayoutError(
+                f"holds layers {sorted(layer.name for layer in stored.layers)}, "
+                f"expected {sorted(expected)}"
+            )
+        for layer in stored.layers:
+            pages = self._pages[layer.name]
+            blocks = frame.units * self._geometry.group_blocks[pages.group]
+            if layer.format != pages.format or layer.shape != pages.frame_shape(blocks):
+                raise FrameLayoutError(
+                    f"layer {layer.name} is {layer.format} of shape {layer.shape}, "
+                    f"expected {pages.format} of shape {pages.frame_shape(blocks)}"
+                )
+        for layer in stored.layers:
+            pages = self._pages[layer.name]
+            table = frame.tables[pages.group]
+            if table is not None:
+                pages.decode(layer.coded, layer.codebook, table)
+
+    def _end(self, running: _Running, frame: LoadFrame, part: int, loaded: bool) -> None:
+        with self._lock:
+            if not loaded:
+                running.has_failed = True
+                for group in self._geometry.parts[part].groups:
+                    table = frame.tables[group] or ()
+                    running.missing.update(block for block in table if block != NOT_WANTED)
+            running.outstanding -= 1
+            if running.outstanding == 0:
+                self._finished.requests.add(running.job.request_id)
+                if running.has_failed:
+                    self._finished.failed.add(running.job.request_id)
+                    self._finished.blocks |= running.missing
+        if not loaded:
+            self._counters.add(frames_failed=1)
+
+
+_NONE = Finished()

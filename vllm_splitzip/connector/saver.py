@@ -1,0 +1,139 @@
+"""Layers into frames: coded as each layer's attention is done, handed on when all are in.
+
+Coding reads a block's bits at once, so a block may be reused by vLLM as soon as the step is over:
+nothing is pinned, and a preempted request leaves nothing behind.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from ..codec.codebook import Codebook
+from ..codec.coded import Coded
+from ..codec.modes import MODES
+from ..frame import Frame, Layer
+from .counters import Counters
+from .geometry import Geometry
+from .keys import KeySpace
+from .messages import SaveFrame
+from .pages import HostPages
+from .writer import Writer
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Codes the frames of one step. Called by the model runner's thread only.
+
+    Parameters
+    ----------
+    pages
+        All layers of this rank by name.
+    mode
+        Codec mode for layers whose number format it knows; others are stored raw.
+    verify
+        Share of frames that are decoded again and compared before they are handed on.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        pages: Mapping[str, HostPages],
+        keys: KeySpace,
+        writer: Writer,
+        counters: Counters,
+        *,
+        mode: str,
+        book: Codebook,
+        verify: float,
+    ) -> None:
+        self._geometry = geometry
+        self._pages = pages
+        self._keys = keys
+        self._writer = writer
+        self._counters = counters
+        self._mode = mode
+        self._book = book
+        self._verify = verify
+        self._verify_due = 0.0
+        self._layers_by_part = [
+            [name for name, layer in pages.items() if layer.group in part.groups]
+            for part in geometry.parts
+        ]
+        self._coded: dict[tuple[int, str], Coded] = {}
+
+    def save_layer(self, name: str, saves: Sequence[SaveFrame]) -> None:
+        """Code one layer's blocks of all frames of this step, unless that has been done."""
+        layer = self._pages.get(name)
+        if layer is None:
+            return  # Shares another layer's KV cache, which is saved under that one's name.
+        start = time.perf_counter()
+        for index, save in enumerate(saves):
+            table = save.tables[layer.group]
+            if table is not None and (index, name) not in self._coded:
+                mode, book = self._mode_for(layer)
+                self._coded[index, name] = layer.encode(table, mode, book)
+        self._counters.add(encode_seconds=time.perf_counter() - start)
+
+    def finish(self, saves: Sequence[SaveFrame]) -> None:
+        """Code what no hook announced, and hand on every frame of this step."""
+        for name in self._pages:
+            self.save_layer(name, saves)
+        for index, save in enumerate(saves):
+            for part in self._geometry.parts:
+                if all(save.tables[group] is not None for group in part.groups):
+                    self._hand_on(index, save, part.index)
+        self._coded.clear()
+
+    def _hand_on(self, index: int, save: SaveFrame, part: int) -> None:
+        layers = [self._frame_layer(index, save, name) for name in self._layers_by_part[part]]
+        if self._is_due_for_verification() and not self._verified(layers, save):
+            return
+        frame = Frame(save.units * self._geometry.unit_tokens, tuple(layers))
+        raw_bytes = sum(
+            self._pages[layer.name].block_bytes * len(self._table(save, layer.name))
+            for layer in layers
+        )
+        key = self._keys.object_key(save.key, part)
+        self._writer.put(key, self._keys.key_bytes(key), lambda: frame, raw_bytes)
+
+    def _frame_layer(self, index: int, save: SaveFrame, name: str) -> Layer:
+        pages = self._pages[name]
+        coded = self._coded[index, name]
+        return Layer(
+            name=name,
+            format=pages.format,
+            shape=pages.frame_shape(len(self._table(save, name))),
+            coded=coded,
+            codebook=self._book if MODES[coded.mode].needs_codebook else None,
+        )
+
+    def _table(self, save: SaveFrame, name: str) -> list[int]:
+        table = save.tables[self._pages[name].group]
+        assert table is not None
+        return table
+
+    def _mode_for(self, layer: HostPages) -> tuple[str, Codebook | None]:
+        if layer.format in MODES[self._mode].formats:
+            return self._mode, self._book
+        return "raw", None
+
+    def _is_due_for_verification(self) -> bool:
+        self._verify_due += self._verify
+        if self._verify_due < 1:
+            return False
+        self._verify_due -= 1
+        return True
+
+    def _verified(self, layers: Sequence[Layer], save: SaveFrame) -> bool:
+        for layer in layers:
+            table = self._table(save, layer.name)
+            if not self._pages[layer.name].holds(layer.coded, layer.codebook, table):
+                logger.error(
+                    "layer %s did not decode to the bits it was coded from; its frame is not "
+                    "stored. This is a fault of vllm-splitzip or of this machine: please report it",
+                    layer.name,
+                )
+                self._counters.add(frames_dropped=1)
+                return False
+        return True

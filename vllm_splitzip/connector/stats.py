@@ -1,0 +1,60 @@
+"""The worker half's counts on their way to vLLM's log line and its Prometheus endpoint."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+from .counters import NAMES
+
+
+@dataclass
+class SplitZipStats(KVConnectorStats):
+    """Counts by name (`counters.NAMES`), summed over steps and ranks."""
+
+    def reset(self) -> None:
+        self.data: dict[str, float] = {}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, amount in other.data.items():
+            self.data[name] = self.data.get(name, 0.0) + amount
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        reduced: dict[str, int | float] = {
+            name: round(amount, 6) for name, amount in self.data.items() if amount
+        }
+        stored = self.data.get("stored_bytes_saved", 0.0)
+        if stored:
+            reduced["ratio"] = round(self.data["raw_bytes_saved"] / stored, 4)
+        return reduced
+
+
+class SplitZipPromMetrics(KVConnectorPromMetrics):
+    """One counter per name, as `vllm:splitzip_<name>_total`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._counters = {
+            name: create_metric_per_engine(
+                self._counter_cls(
+                    name=f"vllm:splitzip_{name}",
+                    documentation=f"SplitZip: {name.replace('_', ' ')}.",
+                    labelnames=self._labelnames,
+                ),
+                self.per_engine_labelvalues,
+            )
+            for name in NAMES
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, amount in transfer_stats_data.items():
+            if amount:
+                self._counters[name][engine_idx].inc(amount)

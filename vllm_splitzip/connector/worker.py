@@ -1,0 +1,212 @@
+"""The worker half: owns a rank's KV cache pages and its store, and does what a `Step` says."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..codec import cpu
+from ..codec.codebook import Codebook
+from ..codec.shipped import codebook_for, load_codebook
+from ..errors import UnsupportedModelError
+from ..settings import Settings
+from ..storage import Store, open_store
+from .counters import Counters
+from .geometry import Geometry
+from .hits import Hit, Run, longest_hit
+from .keys import KeySpace
+from .loader import Finished, Loader
+from .lookup import LookupServer
+from .messages import Step
+from .namespace import namespace_of
+from .pages import HostPages, layer_pages
+from .saver import Saver
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+WAITING_FRAMES = 8
+"""Frames that may wait to be stored, in units of the largest one."""
+
+FRAME_OVERHEAD = 1 << 16
+LOOKUP_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 60.0
+
+
+class WorkerHalf:
+    """Saves and loads one rank's KV cache. Ready once `register` has been called."""
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+        geometry: Geometry,
+        settings: Settings,
+    ) -> None:
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._geometry = geometry
+        self._settings = settings
+        self._counters = Counters()
+        self._store: Store | None = None
+        # Under micro-batching a layer's hook fires before all of a step's tokens are in.
+        self._layerwise = (
+            not vllm_config.parallel_config.use_ubatching and vllm_config.speculative_config is None
+        )
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Take note of the KV cache, open the store, and get everything compiled.
+
+        Raises
+        ------
+        UnsupportedModelError
+            When a layer's cache is missing, or not laid out as the codec needs it.
+        """
+        pages = self._layer_pages(kv_caches)
+        self._keys = self._key_space(pages)
+        frame_bytes = max(
+            sum(
+                layer.block_bytes
+                * self._geometry.group_blocks[layer.group]
+                * self._geometry.chunk_units
+                for layer in pages.values()
+                if layer.group in part.groups
+            )
+            for part in self._geometry.parts
+        )
+        extra = self._transfer_config.kv_connector_extra_config
+        self._store = open_store(
+            extra,
+            max_object_bytes=frame_bytes + FRAME_OVERHEAD,
+            max_store_gib=self._settings.max_store_gib,
+        )
+        cpu.warm_up()
+        self._writer = Writer(self._store, self._counters, WAITING_FRAMES * frame_bytes)
+        self._saver = Saver(
+            self._geometry,
+            pages,
+            self._keys,
+            self._writer,
+            self._counters,
+            mode=self._settings.codec,
+            book=self._codebook(),
+            verify=self._settings.verify,
+        )
+        self._loader = Loader(
+            self._geometry,
+            pages,
+            self._keys,
+            self._store,
+            self._counters,
+            self._settings.load_timeout_s,
+        )
+        self._lookup = LookupServer(self._longest_hit)
+        logger.info(
+            "SplitZip stores KV cache as %r in %s, frames of %d tokens and at most %.1f MB, "
+            "namespace %s",
+            self._settings.codec,
+            self._store.describe(),
+            self._geometry.chunk_units * self._geometry.unit_tokens,
+            frame_bytes / 1e6,
+            self._keys.namespace,
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """Where the scheduler half asks for hits."""
+        return self._lookup.endpoint
+
+    def start_loads(self, step: Step) -> None:
+        """Begin this step's loads in the background."""
+        for job in step.loads:
+            self._loader.submit(job)
+
+    def save_layer(self, name: str, step: Step) -> None:
+        """A layer's attention is done for this step."""
+        if step.saves and self._layerwise:
+            self._saver.save_layer(name, step.saves)
+
+    def finish_saves(self, step: Step) -> None:
+        """The step's forward pass is over: read what it completed, before blocks may be reused."""
+        if step.saves:
+            self._saver.finish(step.saves)
+
+    def take_finished(self) -> Finished:
+        """Loads that ended since the last call."""
+        return self._loader.take_finished()
+
+    def take_counts(self) -> dict[str, float] | None:
+        """What was counted since the last call."""
+        return self._counters.take()
+
+    def close(self) -> None:
+        """Store what waits to be stored, and let go of everything."""
+        store, self._store = self._store, None
+        if store is not None:
+            self._lookup.close()
+            self._loader.close()
+            self._writer.close(CLOSE_TIMEOUT_S)
+            store.close()
+
+    def _longest_hit(self, hashes: Sequence[bytes], limit: int) -> Hit:
+        """Answer the scheduler half, in the lookup server's thread."""
+        store = self._store
+        if store is None:
+            return Hit(0, 0)
+
+        def contains(runs: Sequence[Run]) -> list[bool]:
+            keys = [self._keys.object_key(hashes[run.end - 1], run.part) for run in runs]
+            return store.contains(keys, LOOKUP_TIMEOUT_S)
+
+        return longest_hit(self._geometry, len(hashes), limit, contains)
+
+    @property
+    def _transfer_config(self) -> "KVTransferConfig":
+        config = self._vllm_config.kv_transfer_config
+        assert config is not None
+        return config
+
+    def _layer_pages(self, kv_caches: Mapping[str, torch.Tensor]) -> dict[str, HostPages]:
+        pages: dict[str, HostPages] = {}
+        for index, group in enumerate(self._kv_cache_config.kv_cache_groups):
+            for name in group.layer_names:
+                if name not in kv_caches:
+                    raise UnsupportedModelError(f"vLLM registered no KV cache for layer {name}")
+                pages[name] = layer_pages(
+                    name, index, kv_caches[name], self._kv_cache_config.num_blocks
+                )
+        return pages
+
+    def _key_space(self, pages: Mapping[str, HostPages]) -> KeySpace:
+        parallel = self._vllm_config.parallel_config
+        layers = [(layer.name, layer.format, layer.shape, layer.group) for layer in pages.values()]
+        return KeySpace(
+            namespace_of(self._vllm_config, self._geometry, layers, self._packing()),
+            rank=parallel.rank,
+            world_size=parallel.world_size,
+        )
+
+    def _packing(self) -> str:
+        """How attention lays elements out in a block: vLLM's CPU kernels differ by processor."""
+        layers = self._vllm_config.compilation_config.static_forward_context
+        isas = {str(isa) for layer in layers.values() if (isa := getattr(layer, "isa", None))}
+        return "cpu " + " ".join(sorted(isas))
+
+    def _codebook(self) -> Codebook:
+        if self._settings.codebook != "auto":
+            return load_codebook(self._settings.codebook)
+        model = self._vllm_config.model_config
+        config = model.hf_text_config
+        return codebook_for(
+            {
+                "model_type": config.model_type,
+                "num_hidden_layers": config.num_hidden_layers,
+                "num_key_value_heads": model.get_total_num_kv_heads(),
+                "head_dim": model.get_head_size(),
+            }
+        )

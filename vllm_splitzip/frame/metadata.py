@@ -1,0 +1,127 @@
+"""A frame's metadata: one msgpack map that says what the dense streams are.
+
+==========  =================================================================================
+key         value
+==========  =================================================================================
+tokens      tokens that the frame's blocks span
+codebooks   list of 16-byte codebooks
+layers      list of layers, each the list
+            [name, format, [blocks, heads, states, content], mode, codebook index or nil,
+            {table name: bytes}]
+==========  =================================================================================
+
+`content` counts elements of the number format. Nothing read here is trusted: every size is
+checked against what the mode and the shape demand before a stream is looked at.
+"""
+
+import math
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from ..codec.codebook import Codebook
+from ..codec.coded import Coded
+from ..codec.modes import ITEM_BYTES, mode_named
+from ..errors import CodebookError, FrameLayoutError, UnknownModeError
+from .frame import Frame, Layer
+from .header import aligned
+
+MAX_ELEMENTS = 1 << 40
+
+
+def pack_metadata(frame: Frame) -> bytes:
+    """The msgpack map of `frame`."""
+    books: dict[Codebook, int] = {}
+    layers = []
+    for layer in frame.layers:
+        book = None if layer.codebook is None else books.setdefault(layer.codebook, len(books))
+        tables = {name: table.tobytes() for name, table in layer.coded.tables.items()}
+        layers.append([layer.name, layer.format, layer.shape, layer.coded.mode, book, tables])
+    packed: bytes = msgpack.packb(
+        {"tokens": frame.tokens, "codebooks": [b.exponents for b in books], "layers": layers}
+    )
+    return packed
+
+
+def unpack_metadata(metadata: memoryview, data: memoryview, offset: int) -> Frame:
+    """The frame whose dense streams lie in `data` from the first aligned byte after `offset`.
+
+    Streams are views of `data`; nothing is copied.
+
+    Raises
+    ------
+    FrameLayoutError
+        When the metadata is not of the form above, or does not account for every byte of `data`.
+    """
+    try:
+        content = msgpack.unpackb(metadata)
+        books = [Codebook(bytes(b)) for b in content["codebooks"]]
+        layers = []
+        for entry in content["layers"]:
+            layer, offset = _layer(entry, books, data, offset)
+            layers.append(layer)
+        tokens = _count(content["tokens"])
+    except FrameLayoutError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        msgpack.UnpackException,
+        CodebookError,
+        UnknownModeError,
+    ) as error:
+        raise FrameLayoutError(f"metadata is malformed: {type(error).__name__}: {error}") from None
+    if offset != len(data):
+        raise FrameLayoutError(f"streams end at byte {offset} of a frame of {len(data)} bytes")
+    return Frame(tokens=tokens, layers=tuple(layers))
+
+
+def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> tuple[Layer, int]:
+    name, format_name, shape, mode_name, book, tables = entry
+    mode = mode_named(mode_name)
+    if not isinstance(name, str) or format_name not in mode.formats:
+        raise FrameLayoutError(f"layer {name!r}: mode {mode_name} has no format {format_name!r}")
+    if len(shape) != 4:
+        raise FrameLayoutError(f"layer {name}: shape {shape} has not 4 dimensions")
+    dims = (_count(shape[0]), _count(shape[1]), _count(shape[2]), _count(shape[3]))
+    elements = math.prod(dims)
+    if elements > MAX_ELEMENTS:
+        raise FrameLayoutError(f"layer {name}: {elements} elements, at most {MAX_ELEMENTS}")
+    if set(tables) != mode.tables:
+        raise FrameLayoutError(
+            f"layer {name}: tables {sorted(map(str, tables))}, mode {mode_name} has "
+            f"{sorted(mode.tables)}"
+        )
+    if (book is None) == mode.needs_codebook:
+        raise FrameLayoutError(f"layer {name}: codebook {book!r} in mode {mode_name}")
+
+    dense = []
+    for nbytes in mode.dense_bytes(elements, ITEM_BYTES[format_name]):
+        padding, start = offset, aligned(offset)
+        offset = start + nbytes
+        if offset > len(data):
+            raise FrameLayoutError(
+                f"layer {name}: a stream ends at byte {offset} of a frame of {len(data)} bytes"
+            )
+        if any(data[padding:start]):
+            raise FrameLayoutError(f"layer {name}: bytes {padding} to {start} are not padding")
+        dense.append(np.frombuffer(data[start:offset], np.uint8))
+    coded = Coded(
+        mode=mode_name,
+        elements=elements,
+        dense=tuple(dense),
+        tables={key: np.frombuffer(value, np.uint8) for key, value in tables.items()},
+    )
+    codebook = None if book is None else books[_count(book)]
+    return Layer(name, format_name, dims, coded, codebook), offset
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise FrameLayoutError(f"{value!r} where a count belongs")
+    return value
