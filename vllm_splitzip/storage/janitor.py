@@ -1,0 +1,175 @@
+"""Keeps the directories of an fs:// store within their limit: what was not used for longest goes.
+
+Any number of processes may share the directories. Recency is a file's modification time, which a
+hit renews; a file is deleted whole; nothing is deleted whose name is not one of this package's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from vllm_splitzip.storage.loop import LoopThread
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+LOW_WATER = 0.9  # a sweep goes down to this share of the limit ...
+RESCAN_SHARE = 0.05  # ... and is due again after this share was written, so two writers never
+# exceed the limit together, and each one more by this share at most
+RESCAN_S = 600.0
+STALE_S = 3600.0  # what a crashed writer left is deleted at this age
+TMP_PREFIX = "sz1-tmp-"
+
+_OBJECT = re.compile(r"sz1-[a-z0-9-]{1,28}@\d+@\d+@[0-9a-f]{1,64}@uint8\.data")
+_TMP_DIR = re.compile(r"(.+-)?sz1-tmp-\d+-[0-9a-f]{8}")
+
+
+class Janitor:
+    """Works on a thread of its own: a directory on a network file system may hang."""
+
+    def __init__(self, directories: Sequence[Path], tmp_name: str, limit: int | None) -> None:
+        self._directories = list(directories)
+        self._tmp_name = tmp_name
+        self._limit = limit
+        self._estimate = 0  # bytes, as of the last scan and what this process wrote since
+        self._written = 0  # bytes since the last scan
+        self._scanned_at = -RESCAN_S
+        self._touched_tmp_at = -RESCAN_S
+        self._thread = LoopThread("splitzip-janitor")
+        self.evicted = 0
+        self._run(self._sweep, 0)
+
+    def make_room(self, nbytes: int, timeout_s: float) -> bool:
+        """Prepares for writing a file of `nbytes`. False when the limit or the disk does not
+        allow it, or the directory does not answer within `timeout_s`."""
+        try:
+            return self._run(self._make_room, nbytes).result(max(0.0, timeout_s))
+        except (TimeoutError, RuntimeError, OSError) as error:
+            logger.debug("making room in %s: %r", self._directories, error)
+            return False
+
+    def touch(self, file_name: str, place: int) -> None:
+        """Renews the recency of a file, soon. `place` is LMCache's number to choose by."""
+        if self._limit is not None:
+            path = self.path_of(file_name, place)
+            with contextlib.suppress(RuntimeError):
+                self._run(_touch, path)
+
+    def path_of(self, file_name: str, place: int) -> Path:
+        """Where LMCache's fs connector keeps it."""
+        return self._directories[place % len(self._directories)] / file_name
+
+    def close(self) -> None:
+        for directory in self._directories:
+            with contextlib.suppress(OSError):
+                (directory / self._tmp_name).rmdir()
+        self._thread.stop(2.0)
+
+    def _run(self, act: Callable[..., T], *args: object) -> Future[T]:
+        async def call() -> T:
+            return act(*args)
+
+        return self._thread.submit(call())
+
+    def _make_room(self, nbytes: int) -> bool:
+        self._keep_tmp()
+        if self._limit is None:
+            return True
+        if nbytes > self._limit:
+            return False
+        due = (
+            self._estimate + nbytes > self._limit
+            or self._written + nbytes > RESCAN_SHARE * self._limit
+            or time.monotonic() - self._scanned_at > RESCAN_S
+        )
+        if due and not self._sweep(nbytes):
+            return False
+        self._estimate += nbytes
+        self._written += nbytes
+        return True
+
+    def _keep_tmp(self) -> None:
+        """Shows other processes' janitors that this process's directory is in use."""
+        if time.monotonic() - self._touched_tmp_at < RESCAN_S / 10:
+            return
+        for directory in self._directories:
+            path = directory / self._tmp_name
+            path.mkdir(parents=True, exist_ok=True)
+            _touch(path)
+        self._touched_tmp_at = time.monotonic()
+
+    def _sweep(self, nbytes: int) -> bool:
+        """Counts what is there and deletes what is too much. Whether `nbytes` fit now."""
+        for directory in self._directories:
+            _remove_leftovers(directory)
+        if self._limit is None:
+            return True
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        limit = min(self._limit, total + self._free())
+        if total + nbytes > limit:
+            goal = max(0, min(limit - nbytes, int(LOW_WATER * limit)))
+            for _, size, path in files:
+                if total <= goal:
+                    break
+                with contextlib.suppress(FileNotFoundError):  # another process was first
+                    os.unlink(path)
+                    self.evicted += 1
+                total -= size
+        self._estimate = total
+        self._written = 0
+        self._scanned_at = time.monotonic()
+        return total + nbytes <= limit
+
+    def _files(self) -> Iterator[tuple[int, int, str]]:
+        """(modification time in ns, bytes, path) of every object."""
+        for directory in self._directories:
+            if not directory.is_dir():
+                continue
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if _OBJECT.fullmatch(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            stat = entry.stat(follow_symlinks=False)
+                            yield stat.st_mtime_ns, stat.st_size, entry.path
+
+    def _free(self) -> int:
+        """Bytes that the fullest of the disks can still give; some are left to its other users."""
+        frees = []
+        for directory in self._directories:
+            with contextlib.suppress(FileNotFoundError):
+                usage = shutil.disk_usage(directory)
+                frees.append(usage.free - min(GIB, usage.total // 20))
+        return min(frees, default=GIB)
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Deletes temporary directories of writers that have not shown themselves for STALE_S."""
+    now = time.time()
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not _TMP_DIR.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                continue
+            if now - entry.stat(follow_symlinks=False).st_mtime < STALE_S:
+                continue
+            with contextlib.suppress(OSError):
+                for name in os.listdir(entry.path):
+                    if _OBJECT.fullmatch(name):
+                        os.unlink(Path(entry.path) / name)
+                os.rmdir(entry.path)

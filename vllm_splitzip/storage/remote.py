@@ -1,0 +1,272 @@
+"""The remote tier: LMCache's connector behind deadlines and a circuit breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from vllm_splitzip.errors import SettingError, StoreError
+from vllm_splitzip.storage.base import Health
+from vllm_splitzip.storage.breaker import Breaker
+from vllm_splitzip.storage.connection import Connection, Opener
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.ENAMETOOLONG,
+}
+# What a connector's constructor raises for settings it cannot work with; anything else is taken
+# for a server that is not there yet.
+_SETTING_ERRORS = (
+    ImportError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    AssertionError,
+    PermissionError,
+    NotADirectoryError,
+    FileExistsError,
+)
+
+
+class RemoteTier:
+    """Calls of one remote backend. `lmcache_key`s and MemoryObjs are LMCache's."""
+
+    def __init__(
+        self, label: str, opener: Opener, *, width: int, check: Callable[[], None]
+    ) -> None:
+        self.label = label
+        self._opener = opener
+        self._width = width
+        self._check = check
+        self._breaker = Breaker(f"store {label}")
+        self._writes = Breaker(f"storing into {label}")
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._connecting: Future[Connection] | None = None
+        self._closing: list[threading.Thread] = []
+        self._closed = False
+
+    @property
+    def health(self) -> Health:
+        if self._breaker.is_open:
+            return "down"
+        return "read-only" if self._writes.is_open else "up"
+
+    def open(self, timeout_s: float) -> None:
+        """Connects, or leaves it for later when the server is not there.
+
+        Raises:
+            SettingError: the connector cannot work with its settings at all.
+        """
+        try:
+            self._connect(time.monotonic() + timeout_s)
+        except TimeoutError:
+            self._breaker.failed(f"not connected within {timeout_s:g} s")
+        except SettingError:
+            raise
+        except _SETTING_ERRORS as error:
+            raise SettingError(f"{self.label}: LMCache cannot use it: {error!r}") from error
+        except Exception as error:
+            self._breaker.failed(repr(error))
+
+    def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
+        async def ask(connector: Any) -> list[bool]:
+            return list(await asyncio.gather(*(connector.exists(key) for key in keys)))
+
+        try:
+            return [bool(answer) for answer in self._call(ask, timeout_s)]
+        except StoreError:
+            return [False] * len(keys)
+
+    def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
+        """A MemoryObj, or None. `late` takes what arrives after this call has returned; it is
+        called once, with None when that is nothing, exactly when the call raises StoreError.
+
+        Raises:
+            StoreError: no answer.
+        """
+
+        async def ask(connector: Any) -> Any:
+            return await connector.get(key)
+
+        return self._call(ask, timeout_s, late)
+
+    def put(
+        self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
+    ) -> bool:
+        """Stores `obj`. `done` is called once, when the backend has let go of it. `fresh`: what
+        the backend may have under this key is known to be damaged."""
+        if not self._writes.allows():
+            done()
+            return False
+
+        async def ask(connector: Any) -> None:
+            await connector.put(key, obj)
+
+        refused = False
+
+        def refusal(error: BaseException) -> bool:
+            nonlocal refused
+            refused = _is_refusal(error)
+            if refused:
+                self._writes.failed(str(error))
+            return refused
+
+        try:
+            self._call(ask, timeout_s, lambda _: done(), refusal)
+        except StoreError as error:
+            if not refused:
+                self._writes.abandoned()
+            logger.debug("not stored: %s", error)
+            return False
+        self._writes.succeeded()
+        done()
+        return True
+
+    def remove(self, key: Any, timeout_s: float) -> None:
+        """Deletes, where the backend can."""
+
+        async def ask(connector: Any) -> None:
+            if await connector.exists(key):
+                with contextlib.suppress(NotImplementedError):
+                    connector.remove_sync(key)
+
+        with contextlib.suppress(StoreError):
+            self._call(ask, timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            connection = self._connection
+        if connection is not None:
+            self._retire(connection)
+        for thread in self._closing:
+            thread.join(10)
+
+    def _call(
+        self,
+        ask: Callable[[Any], Coroutine[Any, Any, T]],
+        timeout_s: float,
+        late: Callable[[Any], None] | None = None,
+        tolerate: Callable[[BaseException], bool] = lambda _: False,
+    ) -> T:
+        """Runs `ask` with a deadline and tells the breaker how it went.
+
+        Raises:
+            StoreError: refused by the breaker, failed, or late; `late` has been or will be
+                called once.
+        """
+        drop = late if late is not None else _ignore
+        if not self._breaker.allows():
+            drop(None)
+            raise StoreError(f"{self.label} is down")
+        started = time.monotonic()
+        connection: Connection | None = None
+        future: Future[T] | None = None
+        try:
+            self._check()
+            connection = self._connect(started + timeout_s)
+            future = connection.submit(ask)
+            result = future.result(max(0.0, started + timeout_s - time.monotonic()))
+        except BaseException as error:
+            # Calls on a connection that has been given up already say nothing about the next.
+            stale = connection is not None and connection is not self._connection
+            late_by_s = time.monotonic() - started
+            if stale:
+                self._breaker.abandoned()
+            elif tolerate(error):
+                self._breaker.succeeded()
+            elif isinstance(error, TimeoutError):  # the deadline, or the backend's own
+                self._breaker.timed_out(late_by_s)
+            else:
+                self._breaker.failed(repr(error))
+            if future is None:
+                drop(None)
+            else:
+                future.add_done_callback(lambda done: drop(_result_of(done)))
+            if self._breaker.is_open and connection is not None:
+                self._retire(connection)
+            if not isinstance(error, Exception):
+                raise
+            raise StoreError(f"{self.label}: {error!r} after {late_by_s:.2f} s") from error
+        self._breaker.succeeded()
+        return result
+
+    def _connect(self, deadline: float) -> Connection:
+        """The connection, made on a thread of its own: constructors block without a deadline."""
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"{self.label} has been closed")
+            if self._connection is not None:
+                return self._connection
+            future = self._connecting
+            if future is None:
+                future = self._connecting = Future()
+                threading.Thread(
+                    target=self._make,
+                    args=(future,),
+                    name="splitzip-connect",
+                    daemon=True,
+                ).start()
+        return future.result(max(0.0, deadline - time.monotonic()))
+
+    def _make(self, future: Future[Connection]) -> None:
+        try:
+            self._check()
+            connection = Connection(self.label, self._opener, self._width)
+        except BaseException as error:
+            with self._lock:
+                self._connecting = None
+            future.set_exception(error)
+            return
+        with self._lock:
+            self._connecting = None
+            wanted = not self._closed
+            if wanted:
+                self._connection = connection
+        if not wanted:
+            connection.close()
+        future.set_result(connection)
+
+    def _retire(self, connection: Connection) -> None:
+        with self._lock:
+            if self._connection is not connection:
+                return
+            self._connection = None
+            self._closing = [thread for thread in self._closing if thread.is_alive()]
+            self._closing.append(connection.close_soon())
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a backend that works has refused to store: full, read-only, too big."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        return True
+    # redis-py's class for an answer that is an error (out of memory, read-only replica)
+    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+
+def _result_of(future: Future[Any]) -> Any:
+    if future.cancelled() or future.exception() is not None:
+        return None
+    return future.result()
+
+
+def _ignore(_: Any) -> None:
+    pass

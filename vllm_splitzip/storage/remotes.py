@@ -1,0 +1,139 @@
+"""Opening the remote backends, and what is particular to fs://."""
+
+from __future__ import annotations
+
+import copy
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from lmcache.v1 import protocol
+from lmcache.v1.storage_backend.connector import CreateConnector
+
+from vllm_splitzip.errors import SettingError, StoreError
+from vllm_splitzip.storage.config import Remote, StoreConfig
+from vllm_splitzip.storage.janitor import TMP_PREFIX, Janitor
+from vllm_splitzip.storage.pool import StagingPool
+from vllm_splitzip.storage.remote import RemoteTier
+
+__all__ = ["FsTier", "RemoteTier", "open_remote"]
+
+OPEN_S = 5.0  # start-up waits this long for a remote that does not answer
+WIDTH = 16  # calls in flight per remote
+ONE_GROUP_BYTES = 28  # of RemoteMetadata: length, format, and one group's dtype and four sizes
+
+
+def open_remote(
+    remote: Remote, config: StoreConfig, metadata: Any, pool: StagingPool
+) -> RemoteTier:
+    """
+    Raises:
+        SettingError: LMCache cannot use the remote as it is configured.
+    """
+    try:
+        check_metadata_format()
+    except StoreError as error:
+        raise SettingError(f"{remote.label}: {error}") from error
+    lmcache = copy.copy(config.lmcache)
+    tmp_name = _own_tmp_name(lmcache)
+    lmcache.extra_config = {
+        **lmcache.extra_config,
+        "fs_connector_relative_tmp_dir": tmp_name,
+    }
+
+    def opener(loop: Any) -> Any:
+        connector = CreateConnector(remote.url, loop, pool, lmcache, metadata, remote.plugin)
+        # Without LMCache's instruments: they keep a number per call for a reporter that only
+        # its engine runs.
+        return connector.getWrappedConnector()
+
+    tier: RemoteTier
+    if remote.scheme == "fs":
+        janitor = Janitor(_directories(remote, lmcache), tmp_name, config.limit_bytes)
+        tier = FsTier(remote.label, opener, janitor)
+    else:
+        # lm:// talks over one socket and lets go of its lock between header and body.
+        width = 1 if remote.scheme == "lm" else WIDTH
+        tier = RemoteTier(remote.label, opener, width=width, check=check_metadata_format)
+    try:
+        tier.open(OPEN_S)
+    except BaseException:
+        tier.close()
+        raise
+    return tier
+
+
+class FsTier(RemoteTier):
+    """An fs:// store, with its limit."""
+
+    def __init__(self, label: str, opener: Callable[[Any], Any], janitor: Janitor) -> None:
+        super().__init__(label, opener, width=WIDTH, check=check_metadata_format)
+        self._janitor = janitor
+
+    @property
+    def evicted(self) -> int:
+        return self._janitor.evicted
+
+    def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
+        obj = super().get(key, timeout_s, late)
+        if obj is not None:
+            self._janitor.touch(_file_name(key), key.chunk_hash)
+        return obj
+
+    def put(
+        self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
+    ) -> bool:
+        if not fresh and self.exists([key], timeout_s)[0]:
+            self._janitor.touch(_file_name(key), key.chunk_hash)
+            done()
+            return True
+        if not self._janitor.make_room(obj.get_size(), timeout_s):
+            done()
+            return False
+        return super().put(key, obj, timeout_s, done, fresh=fresh)
+
+    def close(self) -> None:
+        super().close()
+        self._janitor.close()
+
+
+def check_metadata_format() -> None:
+    """LMCache's header of a stored object has a format that is global to the process.
+
+    Raises:
+        StoreError: another LMCache engine in this process has set it to another one.
+    """
+    size = protocol.REMOTE_METADATA_BYTES
+    if size is not None and size != ONE_GROUP_BYTES:
+        raise StoreError(
+            f"another LMCache engine in this process uses objects of {(size - 8) // 20} groups; "
+            f"LMCache has one format per process, and frames need the one for 1 group"
+        )
+
+
+def _own_tmp_name(lmcache: Any) -> str:
+    """LMCache's fs connector writes a key under one temporary name, the same in every process;
+    in a directory per process, two writers do not tear each other's file."""
+    configured = lmcache.get_extra_config_value("fs_connector_relative_tmp_dir")
+    prefix = f"{configured}-" if configured else ""
+    return f"{prefix}{TMP_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _directories(remote: Remote, lmcache: Any) -> list[Path]:
+    """The base paths, as FSConnector takes them from the URL or from extra_config."""
+    if remote.plugin is None:
+        paths = urlparse(remote.url).path
+    else:
+        paths = lmcache.get_extra_config_value(
+            f"remote_storage_plugin.{remote.plugin}.base_path"
+        ) or lmcache.get_extra_config_value("fs_base_path")
+    if not paths:
+        raise SettingError(f"{remote.label}: no path. Allowed: fs://HOST:PORT/PATH[,/PATH...]")
+    return [Path(path.strip()) for path in str(paths).split(",")]
+
+
+def _file_name(key: Any) -> str:
+    return f"{key.to_string().replace('/', '-SEP-')}.data"
