@@ -1,0 +1,93 @@
+"""Four bytes at a time in 32-bit words: taking BF16 apart, putting it together, marking bytes.
+
+`ASM` says whether PTX may be used. The plain form beside it computes the same, and is what the
+interpreter and other compilers than NVIDIA's get.
+"""
+
+# Triton's functions are untyped.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+HIGH_BITS: tl.constexpr = tl.constexpr(0x80808080)
+HIGH_NIBBLES: tl.constexpr = tl.constexpr(0xF0F0F0F0)
+LOW_NIBBLES: tl.constexpr = tl.constexpr(0x0F0F0F0F)
+LOW_SEVEN: tl.constexpr = tl.constexpr(0x7F7F7F7F)
+ONES: tl.constexpr = tl.constexpr(0x01010101)
+UPPER_SEVEN: tl.constexpr = tl.constexpr(0xFEFEFEFE)
+
+
+@triton.jit
+def permute(a, b, SELECTOR: tl.constexpr, ASM: tl.constexpr):
+    """PTX `prmt`: byte i of the result is byte `SELECTOR >> 4 * i & 7` of b:a.
+
+    With bit 3 of that nibble set it is the byte's top bit instead, eight times.
+    """
+    if ASM:
+        return tl.inline_asm_elementwise(
+            f"prmt.b32 $0, $1, $2, {SELECTOR};", "=r,r,r", [a, b], tl.uint32, is_pure=True, pack=1
+        )
+    result = pick_byte(a, b, SELECTOR & 15)
+    result |= pick_byte(a, b, SELECTOR >> 4 & 15) << 8
+    result |= pick_byte(a, b, SELECTOR >> 8 & 15) << 16
+    return result | pick_byte(a, b, SELECTOR >> 12) << 24
+
+
+@triton.jit
+def pick_byte(a, b, NIBBLE: tl.constexpr):
+    """One byte of `permute`."""
+    word = a if NIBBLE & 4 == 0 else b
+    byte = (word >> (8 * (NIBBLE & 3))) & 0xFF
+    return byte if NIBBLE & 8 == 0 else (byte >> 7) * 0xFF
+
+
+@triton.jit
+def split(words, ASM: tl.constexpr):
+    """(exponents, rests) of the four BF16 elements in each 64-bit word."""
+    low, high = words.to(tl.uint32), (words >> 32).to(tl.uint32)
+    # Rotating two elements together puts each exponent in a byte of its own and each mantissa
+    # above its neighbour's sign. So the signs are taken from the bytes in swapped order.
+    low, high = (low << 1) | (low >> 31), (high << 1) | (high >> 31)
+    exponents = permute(low, high, 0x7531, ASM)
+    mantissas = permute(low, high, 0x6420, ASM)
+    signs = permute(low, high, 0x4602, ASM)
+    return exponents, (mantissas & UPPER_SEVEN) | (signs & ONES)
+
+
+@triton.jit
+def join(exponents, rests, ASM: tl.constexpr):
+    """The inverse of `split`."""
+    swapped = permute(rests, rests, 0x2301, ASM)
+    rests = (rests & UPPER_SEVEN) | (swapped & ONES)
+    low = permute(rests, exponents, 0x5140, ASM)
+    high = permute(rests, exponents, 0x7362, ASM)
+    low, high = (low >> 1) | (low << 31), (high >> 1) | (high << 31)
+    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+
+
+@triton.jit
+def whole_bytes(flags, ASM: tl.constexpr):
+    """0xFF for every byte whose top bit is set, 0 for the others."""
+    return permute(flags, flags, 0xBA98, ASM)
+
+
+@triton.jit
+def count_bits(x):
+    """Bits set. Written as compilers recognise it: one instruction on a GPU."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    return (((x + (x >> 4)) & LOW_NIBBLES) * ONES) >> 24
+
+
+@triton.jit
+def bitwise_or(a, b):
+    """For `tl.reduce`."""
+    return a | b
+
+
+@triton.jit
+def gather_top_bits(flags):
+    """The four bytes' top bits as bits 0 to 3."""
+    # The factor brings bits 7, 15, 23 and 31 to bits 28 to 31; nothing else gets there.
+    return ((flags & HIGH_BITS) * 0x00204081) >> 28

@@ -1,0 +1,98 @@
+"""Mode `fast`, decode: from coded streams straight into the paged cache, escapes included.
+
+A program is one warp, and takes one chunk at a time, as in `fast_encode`. It writes the chunk as
+if there were no escapes, and then, only where there are any, writes those elements again.
+
+Whatever the streams contain, nothing is written outside the run's own blocks, and nothing read
+outside the streams.
+"""
+
+# Triton's functions are untyped.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from .bits import LOW_NIBBLES, join
+from .book import decode_exponents
+from .fast_encode import LANES
+from .pages import locate
+
+
+@triton.jit(do_not_specialize=["pages", "units", "chunks", "chunks_per_program", "base"])
+def fast_decode(
+    cache, ids, pages, table,
+    codes, rests, firsts, positions, exponents,
+    units, chunks, chunks_per_program, base,
+    KIND: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    word = tl.arange(0, LANES)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    code_words = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
+    rest_words = rests.to(tl.pointer_type(tl.uint32), bitcast=True)
+
+    begin = tl.program_id(0) * chunks_per_program
+    for step in range(tl.minimum(chunks_per_program, chunks - begin)):
+        chunk = begin + step
+        both = tl.load(code_words + chunk.to(tl.int64) * 128 + word)
+        rest = rest_words + chunk.to(tl.int64) * 256 + word
+        low = decode_exponents(both & LOW_NIBBLES, base, table, KIND, ASM)
+        high = decode_exponents((both >> 4) & LOW_NIBBLES, base, table, KIND, ASM)
+        low = join(low, tl.load(rest), ASM)
+        high = join(high, tl.load(rest + 128), ASM)
+        store_half(cache, ids, pages, 2 * chunk, units, low, WIDE)
+        store_half(cache, ids, pages, 2 * chunk + 1, units, high, WIDE)
+
+        first, last = tl.load(firsts + chunk), tl.load(firsts + chunk + 1)
+        if first < last:
+            # Other lanes have written the elements that this one writes again.
+            tl.debug_barrier()
+            for escape in range(first, last, LANES):
+                write_again(
+                    cache, ids, pages, rests, positions, exponents,
+                    escape, last, chunk, units, WIDE,
+                )  # fmt: skip
+
+
+@triton.jit
+def store_half(cache, ids, pages, half, units, words, WIDE: tl.constexpr):
+    """The inverse of `load_half`; blocks with a negative id are passed over."""
+    lane = tl.arange(0, LANES)
+    column = tl.arange(0, 4)
+    if WIDE:
+        group = half * LANES + lane
+        index, offset = locate(group, pages)
+        block = tl.load(ids + index, mask=group < units, other=-1).to(tl.int64)
+        at = (block * pages.block_stride + offset) * 2
+        cache = cache.to(tl.pointer_type(tl.uint64), bitcast=True)
+        tl.store(cache + at[:, None] + column[None, :], words, mask=(block >= 0)[:, None])
+    else:
+        for i in tl.static_range(4):
+            element = half * (LANES * 16) + lane[:, None] * 16 + column[None, :] * 4 + i
+            index, offset = locate(element, pages)
+            block = tl.load(ids + index, mask=element < units, other=-1).to(tl.int64)
+            target = cache + block * pages.block_stride + offset
+            tl.store(target, (words >> 16 * i).to(tl.int16), mask=block >= 0)
+
+
+@triton.jit
+def write_again(
+    cache, ids, pages, rests, positions, exponents, escape, last, chunk, units, WIDE: tl.constexpr
+):
+    """Write up to 32 escaped elements of a chunk, with their own exponents."""
+    at = escape + tl.arange(0, LANES)
+    live = at < last
+    position = tl.load(positions + at, mask=live, other=0).to(tl.int32) & 0xFFFF
+    exponent = tl.load(exponents + at, mask=live, other=0).to(tl.int32)
+    live &= position < 1024
+    rest = tl.load(rests + chunk.to(tl.int64) * 1024 + position, mask=live, other=0).to(tl.int32)
+    element = exponent << 7 | rest >> 1 | (rest & 1) << 15
+    if WIDE:
+        unit, within = chunk * 64 + (position >> 4), position & 15
+        scale: tl.constexpr = 8
+    else:
+        unit, within = chunk * 1024 + position, 0
+        scale: tl.constexpr = 1
+    index, offset = locate(unit, pages)
+    block = tl.load(ids + index, mask=live & (unit < units), other=-1).to(tl.int64)
+    target = (block * pages.block_stride + offset) * scale + within
+    tl.store(cache + target, element.to(tl.int16), mask=block >= 0)
