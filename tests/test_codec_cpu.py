@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bits import assert_bits_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bits import assert_bits_equal
-from vllm_splitzip.codec import cpu, cpu_memory, cpu_threads, reference
+from vllm_splitzip.codec import cpu, cpu_pool, cpu_threads, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import CHUNK, Blocks, Coded, Words
 from vllm_splitzip.errors import FrameLayoutError
@@ -394,5 +394,12 @@ def test_second_process_loads_compiled_code(
         assert int(subprocess.run(probe, capture_output=True, check=True).stdout) == expected
 
 
-def test_memory_is_aligned() -> None:
-    assert all(cpu_memory.aligned_bytes(size).ctypes.data % 64 == 0 for size in range(1, 9999, 777))
+def test_memory_is_aligned_and_used_again() -> None:
+    for size in range(1, 9999, 777):
+        assert cpu_pool.aligned_bytes(size).ctypes.data % 64 == 0
+    held = cpu_pool.aligned_bytes(123_456)
+    view, address = held[1000:], held.ctypes.data
+    del held
+    assert cpu_pool.aligned_bytes(123_456).ctypes.data != address, "a view still looks at it"
+    del view
+    assert cpu_pool.aligned_bytes(123_456).ctypes.data == address

@@ -3,23 +3,25 @@
 >>> coded = encode_fast(blocks, book) or encode_raw(blocks)
 """
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import FrameLayoutError
 from . import cpu_fast, reference
 from .codebook import Codebook
-from .coded import CHUNK, Blocks, Bytes, Coded, Words, chunks_of
-from .cpu_memory import STREAM_BYTES, aligned_bytes, source, stream_of, target
+from .coded import CHUNK, Blocks, Bytes, Coded, chunks_of
+from .cpu_memory import STREAM_BYTES, Stream, source, target
+from .cpu_pool import aligned_bytes
 from .cpu_raw import decode_raw, encode_raw
 from .cpu_threads import DEFAULT_THREADS, run, spans
 
 __all__ = ["decode_fast", "decode_raw", "encode_fast", "encode_raw", "warm_up"]
 
-JOB_CHUNKS = 128
-"""Least work for a thread, 256 KiB: below it the hand-over costs more than it saves."""
+HALF = CHUNK // 2
+
+JOB_CHUNKS = 512
+"""Least work for a thread, 1 MiB: below it the hand-over costs more than it saves."""
 
 
 def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) -> Coded | None:
@@ -32,27 +34,29 @@ def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) 
     """
     pages = source(blocks, ("uint16",))
     elements, chunks = blocks.elements, chunks_of(blocks.elements)
-    limit = (elements - (CHUNK // 2 + 2) * chunks - 1) // 3
+    limit = (elements - (HALF + 2) * chunks - 1) // 3
     if limit < 0:
         return None
-    codes, rest = aligned_bytes(chunks * CHUNK // 2), aligned_bytes(elements)
-    counts = np.empty(chunks, np.uint16)
-    entries, window = book.decoding_table(), book.window is not None
+    memory = aligned_bytes(HALF * chunks + 2 * chunks + elements)
+    codes, rest, counts = np.split(memory, [HALF * chunks, HALF * chunks + elements])
+    address = memory.ctypes.data
+    entries, window = _table(book)
+    streaming = 2 * elements >= STREAM_BYTES
     found: list[tuple[int, int, Bytes, Bytes]] = []
 
     def code(begin: int, end: int) -> None:
         if sum(number for _, number, _, _ in found) > limit:
             return
-        # Mostly never touched, and then never backed by memory.
+        # Room for the worst case, which is rarely touched, and then not backed by memory.
         room = min(limit, (end - begin) * CHUNK) + CHUNK
-        positions, exponents = np.empty(room, np.uint16), np.empty(room, np.uint8)
+        lists = aligned_bytes(3 * room)
+        at = lists.ctypes.data
         number = cpu_fast.encode_chunks(
-            pages.address, pages.stride, pages.table.ctypes.data, pages.row, elements,
-            begin, end, codes.ctypes.data, rest.ctypes.data, counts.ctypes.data,
-            positions.ctypes.data, exponents.ctypes.data, limit,
-            entries.ctypes.data, int(window), int(2 * elements >= STREAM_BYTES),
+            pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
+            address, address + codes.size, address + codes.size + rest.size,
+            at, at + 2 * room, limit, entries, window, int(streaming),
         )  # fmt: skip
-        found.append((begin, number, positions[:number].view(np.uint8), exponents[:number]))
+        found.append((begin, number, lists[: 2 * number], lists[2 * room : 2 * room + number]))
 
     run([partial(code, *span) for span in spans(chunks, JOB_CHUNKS, threads)], threads)
     if sum(number for _, number, _, _ in found) > limit:
@@ -63,7 +67,7 @@ def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) 
         elements=elements,
         dense=(codes, rest),
         tables={
-            "counts": counts.view(np.uint8),
+            "counts": counts,
             "positions": np.concatenate([positions for _, _, positions, _ in found]),
             "exponents": np.concatenate([exponents for _, _, _, exponents in found]),
         },
@@ -87,48 +91,37 @@ def decode_fast(
             f"{coded.elements} elements in {len(coded.dense)} dense streams, "
             f"expected {elements} in 2"
         )
-    codes = stream_of("codes", coded.dense[0], chunks * CHUNK // 2)
-    rest = stream_of("rest", coded.dense[1], elements)
-    counts, positions, exponents, first = _escapes(coded, chunks)
-    if elements == 0:
-        return
-    entries, window = book.decoding_table(), book.window is not None
+    codes = Stream("codes", coded.dense[0], HALF * chunks)
+    rest = Stream("rest", coded.dense[1], elements)
+    counts = Stream("counts", coded.tables.get("counts"), 2 * chunks, width=2)
+    exponents = Stream("exponents", coded.tables.get("exponents"))
+    positions = Stream("positions", coded.tables.get("positions"), 2 * exponents.size, width=2)
+    if not cpu_fast.fits(counts.address, positions.address, exponents.size, elements):
+        counted = int(counts.held.view(np.uint16).sum(dtype=np.int64))
+        furthest = positions.held.view(np.uint16).max(initial=0)
+        raise FrameLayoutError(
+            f"{exponents.size} escapes up to position {furthest} of a chunk, expected {counted} "
+            f"below {CHUNK} and within {elements} elements"
+        )
+    entries, window = _table(book)
     whole_vectors = pages.aligned and pages.row % CHUNK == 0
     streaming = whole_vectors and 2 * elements >= STREAM_BYTES
 
     def code(begin: int, end: int) -> None:
         cpu_fast.decode_chunks(
-            pages.address, pages.stride, pages.table.ctypes.data, pages.row, elements,
-            begin, end, codes.ctypes.data, rest.ctypes.data, counts.ctypes.data,
-            positions.ctypes.data, exponents.ctypes.data, int(first[begin]),
-            entries.ctypes.data, int(window), int(streaming),
+            pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
+            codes.address, rest.address, counts.address,
+            positions.address, exponents.address, entries, window, int(streaming),
         )  # fmt: skip
 
     run([partial(code, *span) for span in spans(chunks, JOB_CHUNKS, threads)], threads)
 
 
-def _escapes(coded: Coded, chunks: int) -> tuple[Words, Words, Bytes, npt.NDArray[np.int64]]:
-    """(counts, positions, exponents, index of each chunk's first escape), safe to follow."""
-    tables = coded.tables
-    counts = stream_of("counts", tables.get("counts"), 2 * chunks, 2).view(np.uint16)
-    positions = stream_of("positions", tables.get("positions"), None, 2).view(np.uint16)
-    exponents = stream_of("exponents", tables.get("exponents"))
-    first = np.zeros(chunks + 1, np.int64)
-    np.cumsum(counts, out=first[1:])
-    if not first[-1] == positions.size == exponents.size:
-        raise FrameLayoutError(
-            f"{positions.size} positions and {exponents.size} exponents of escapes, "
-            f"expected {first[-1]}"
-        )
-    if positions.size:
-        last = coded.elements - (chunks - 1) * CHUNK
-        in_last = positions[first[-2] :]
-        if positions.max() >= CHUNK or (in_last.size and in_last.max() >= last):
-            raise FrameLayoutError(
-                f"an escape at position {positions.max()} of its chunk, expected less than "
-                f"{CHUNK}, and less than {last} in the last one"
-            )
-    return counts, positions, exponents, first
+@cache
+def _table(book: Codebook) -> tuple[int, int]:
+    """(address of its 16 exponents, whether it is a window). Kept, as there are few books."""
+    entries = np.frombuffer(book.exponents, np.uint8)
+    return entries.ctypes.data, int(book.window is not None)
 
 
 def warm_up() -> None:

@@ -17,6 +17,7 @@ from .cpu_vector import (
     pointer8,
     pointer16,
     pointer64,
+    prefetch,
     scratch,
     split,
     split_nibbles,
@@ -32,6 +33,7 @@ from .cpu_vector import (
 
 HALF = CHUNK // 2
 WORD_BYTES = 2 * CHUNK
+AHEAD = 4
 MASK_BYTES = CHUNK // 8
 
 
@@ -75,12 +77,14 @@ def scatter(pages, stride, table, row, begin, count, words):
 
 
 @compiled
-def encode_words(words, codes, rest, masks, book, window):
+def encode_words(words, codes, rest, masks, book, window, ahead):
     """Code a full chunk; bit i of masks[j] says that element 64 j + i escapes. Any escapes?"""
     entries, escaped = pointer8(book), pointer64(masks)
     first, base = entries[0], entries[1]
     found = 0
     for i in range(0, HALF, LANES):
+        for line in (2 * i, 2 * i + 64, 2 * (i + HALF), 2 * (i + HALF) + 64):
+            prefetch(ahead + line)
         low_exponents, low_rest = split(words + 2 * i)
         high_exponents, high_rest = split(words + 2 * (i + HALF))
         if window:
@@ -104,6 +108,9 @@ def decode_words(words, codes, rest, book, window):
     entries = pointer8(book)
     first, base = entries[0], entries[1]
     for i in range(0, HALF, LANES):
+        prefetch(codes + i + AHEAD * HALF)
+        prefetch(rest + i + AHEAD * CHUNK)
+        prefetch(rest + i + HALF + AHEAD * CHUNK)
         low, high = split_nibbles(load(codes + i))
         if window:
             low = window_exponents(low, first, base)
@@ -157,6 +164,10 @@ def encode_chunks(
     for chunk in range(begin, end):
         element = chunk * CHUNK
         count = min(CHUNK, elements - element)
+        later = (chunk + AHEAD) * CHUNK
+        ahead = 0
+        if whole_rows and chunk + AHEAD < end:
+            ahead = pages + ids[later // row] * stride + 2 * (later % row)
         if whole_rows:
             words = pages + ids[element // row] * stride + 2 * (element % row)
         else:
@@ -174,6 +185,7 @@ def encode_chunks(
             masks,
             book,
             window,
+            ahead,
         )
         if streaming:
             copy_streaming(near_codes, code_target, HALF)
@@ -197,15 +209,34 @@ def encode_chunks(
 
 
 @compiled
+def fits(counts, positions, number, elements):
+    """Whether the counts add up to `number`, and each escape is one of the elements."""
+    per_chunk, position = pointer16(counts), pointer16(positions)
+    at = 0
+    for element in range(0, elements, CHUNK):
+        count, size = per_chunk[element // CHUNK], min(CHUNK, elements - element)
+        if count > number - at:
+            return False
+        for k in range(at, at + count):
+            if position[k] >= size:
+                return False
+        at += count
+    return at == number
+
+
+@compiled
 def decode_chunks(
     pages, stride, table, row, elements,
-    begin, end, codes, rest, counts, positions, exponents, escape, book, window, streaming,
+    begin, end, codes, rest, counts, positions, exponents, book, window, streaming,
 ):  # fmt: skip
-    """Decode chunks `begin` to `end` of the run; `escape` is the index of their first escape."""
+    """Decode chunks `begin` to `end` of the run; the streams are known to fit."""
     ids, number = pointer64(table), pointer16(counts)
     position, exponent = pointer16(positions), pointer8(exponents)
     near_words, near_rest = scratch(WORD_BYTES), scratch(CHUNK)
     whole_rows = row % CHUNK == 0
+    escape = 0
+    for chunk in range(begin):
+        escape += number[chunk]
     for chunk in range(begin, end):
         element = chunk * CHUNK
         count = min(CHUNK, elements - element)

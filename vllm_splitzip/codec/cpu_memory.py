@@ -7,10 +7,9 @@ import numpy.typing as npt
 
 from ..errors import FrameLayoutError
 from .coded import Blocks, Bytes
+from .cpu_pool import ALIGNMENT
 
-ALIGNMENT = 64
-
-STREAM_BYTES = 8 << 20
+STREAM_BYTES = 1 << 20
 """From this size on, output bypasses the cache: it would not stay there until it is used."""
 
 
@@ -21,13 +20,9 @@ class Pages:
     address: int
     stride: int
     table: npt.NDArray[np.int64]
+    ids: int
     row: int
     aligned: bool
-
-    @property
-    def ids(self) -> int:
-        """Address of the table."""
-        return self.table.ctypes.data
 
 
 def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
@@ -40,7 +35,8 @@ def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     """
     pages = _pages(blocks, dtypes)
     ids = pages.table
-    if ids.size and (ids.min() < 0 or ids.max() >= blocks.pages.shape[0]):
+    # As unsigned numbers the negative ones are the largest.
+    if ids.size and ids.view(np.uint64).max() >= blocks.pages.shape[0]:
         raise IndexError(
             f"block ids from {ids.min()} to {ids.max()}, the cache has {blocks.pages.shape[0]}"
         )
@@ -72,32 +68,40 @@ def _pages(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     if pages.ndim != 2 or not pages.flags.aligned or pages.strides[1] != pages.itemsize:
         raise ValueError(f"pages must be aligned rows, these are {pages.shape}, {pages.strides}")
     address, stride = pages.ctypes.data, pages.strides[0]
+    table = np.ascontiguousarray(blocks.table, np.int64)
     return Pages(
         address=address,
         stride=stride,
-        table=np.ascontiguousarray(blocks.table, np.int64),
+        table=table,
+        ids=table.ctypes.data,
         row=pages.shape[1],
         aligned=address % ALIGNMENT == 0 and stride % ALIGNMENT == 0,
     )
 
 
-def aligned_bytes(size: int) -> Bytes:
-    """Uninitialised bytes at an address that vectors can be streamed to."""
-    space = np.empty(size + ALIGNMENT, np.uint8)
-    start = -space.ctypes.data % ALIGNMENT
-    return space[start : start + size]
+class Stream:
+    """A received stream, checked, and where it is as long as this object lives.
 
+    Raises
+    ------
+    FrameLayoutError
+        When it is missing, not bytes, not of `size` bytes, or not a multiple of `width`.
+    """
 
-def stream_of(name: str, stream: Bytes | None, size: int | None = None, width: int = 1) -> Bytes:
-    """A received stream, contiguous, aligned to `width`, of the expected size if there is one."""
-    if stream is None:
-        raise FrameLayoutError(f"stream {name} is missing")
-    if stream.dtype != np.uint8 or stream.ndim != 1:
-        raise FrameLayoutError(f"stream {name} is {stream.dtype}{stream.shape}, expected bytes")
-    if size is not None and stream.size != size:
-        raise FrameLayoutError(f"stream {name} has {stream.size} bytes, expected {size}")
-    if stream.size % width:
-        raise FrameLayoutError(f"stream {name} has {stream.size} bytes, not a multiple of {width}")
-    if not stream.flags.c_contiguous or stream.ctypes.data % width:
-        return np.array(stream)
-    return stream
+    __slots__ = ("address", "held", "size")
+
+    def __init__(
+        self, name: str, stream: Bytes | None, size: int | None = None, width: int = 1
+    ) -> None:
+        if stream is None:
+            raise FrameLayoutError(f"stream {name} is missing")
+        if stream.dtype != np.uint8 or stream.ndim != 1:
+            raise FrameLayoutError(f"stream {name} is {stream.dtype}{stream.shape}, expected bytes")
+        if stream.size % width or (size is not None and stream.size != size):
+            expected = f"a multiple of {width}" if size is None else size
+            raise FrameLayoutError(f"stream {name} has {stream.size} bytes, expected {expected}")
+        self.held, self.size = stream, stream.size
+        self.address = stream.ctypes.data
+        if not stream.flags.c_contiguous or self.address % width:
+            self.held = stream.copy()
+            self.address = self.held.ctypes.data

@@ -5,10 +5,11 @@
 
 from functools import partial
 
-from .coded import Blocks, Bytes, Coded
+from .coded import Blocks, Coded
 from .cpu_compile import compiled
 from .cpu_fast import copy_bytes, copy_streaming
-from .cpu_memory import ALIGNMENT, STREAM_BYTES, Pages, aligned_bytes, source, stream_of, target
+from .cpu_memory import STREAM_BYTES, Pages, Stream, source, target
+from .cpu_pool import ALIGNMENT, aligned_bytes
 from .cpu_threads import DEFAULT_THREADS, run, spans
 from .cpu_vector import fence, pointer64
 
@@ -27,7 +28,7 @@ def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
     """
     pages = source(blocks, DTYPES)
     flat = aligned_bytes(blocks.elements * blocks.pages.itemsize)
-    _copy(blocks, pages, flat, threads, into_pages=False)
+    _copy(blocks, pages, flat.ctypes.data, threads, into_pages=False)
     return Coded(mode="raw", elements=blocks.elements, dense=(flat,))
 
 
@@ -40,19 +41,19 @@ def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> 
         When there are more or fewer bytes than the blocks have. Nothing has been written then.
     """
     pages = target(blocks, DTYPES)
-    flat = stream_of("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
-    _copy(blocks, pages, flat, threads, into_pages=True)
+    flat = Stream("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
+    _copy(blocks, pages, flat.address, threads, into_pages=True)
 
 
-def _copy(blocks: Blocks, pages: Pages, flat: Bytes, threads: int, into_pages: bool) -> None:
+def _copy(blocks: Blocks, pages: Pages, flat: int, threads: int, into_pages: bool) -> None:
     size = pages.row * blocks.pages.itemsize
     aligned = size % ALIGNMENT == 0 and (pages.aligned or not into_pages)
-    streaming = aligned and flat.size >= STREAM_BYTES
+    streaming = aligned and size * pages.table.size >= STREAM_BYTES
 
     def copy(begin: int, end: int) -> None:
         copy_rows(
-            pages.address, pages.stride, pages.table.ctypes.data, size, begin, end,
-            flat.ctypes.data, int(into_pages), int(streaming),
+            pages.address, pages.stride, pages.ids, size, begin, end,
+            flat, int(into_pages), int(streaming),
         )  # fmt: skip
 
     least = max(1, JOB_BYTES // max(size, 1))

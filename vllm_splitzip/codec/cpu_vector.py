@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 64
@@ -130,6 +131,20 @@ def stream(typing, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def prefetch(typing, address):
+    """Ask for the cache line at any address, valid or not."""
+
+    def generate(context, builder, signature, args):
+        line = builder.inttoptr(args[0], _I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32])
+        declared = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(declared, [line, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic
