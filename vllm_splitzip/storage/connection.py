@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from vllm_splitzip.storage.loop import LoopThread
+from vllm_splitzip.storage.quickack import QuickAckSocket
 
 T = TypeVar("T")
 Opener = Callable[[asyncio.AbstractEventLoop], Any]
@@ -34,6 +35,10 @@ class Connection:
             self._loop.stop(CLOSE_S)
             raise
         self._gate = asyncio.Semaphore(width)
+        self._socket: QuickAckSocket | None = None
+        found = getattr(self.connector, "client_socket", None)  # lm:// has one
+        if isinstance(found, socket.socket):
+            self._socket = self.connector.client_socket = QuickAckSocket(found)
 
     def submit(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> Future[T]:
         """Starts `call(connector)`, at most `width` at a time.
@@ -49,11 +54,10 @@ class Connection:
 
     def close(self) -> None:
         """Ends what is in flight. Takes at most some seconds, even when the loop is stuck."""
-        sock = getattr(self.connector, "client_socket", None)
-        if isinstance(sock, socket.socket):
+        if self._socket is not None:
             # lm:// receives on the loop without a timeout; this wakes it up.
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
         try:
             self._loop.submit(self._close_connector()).result(CLOSE_S)
         except Exception as error:

@@ -1,4 +1,9 @@
-"""The local disk tier: LMCache's LocalDiskBackend, with whole files and exact lengths."""
+"""The local disk tier: LMCache's LocalDiskBackend, with whole files and exact lengths.
+
+LMCache's index is in memory, so what earlier or other processes stored is not found and never
+deleted. Here the directory is the truth: a file that is there is taken into the index when it is
+asked for, one that is gone is taken out, and a janitor keeps them all within the limit.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+from lmcache import torch_dev, torch_device_type
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
 from vllm_splitzip.errors import StoreError
+from vllm_splitzip.storage.breaker import Breaker
+from vllm_splitzip.storage.guards import without_statistics
+from vllm_splitzip.storage.janitor import Janitor
 from vllm_splitzip.storage.loop import LoopThread
-from vllm_splitzip.storage.pool import StagingPool
+from vllm_splitzip.storage.pool import FORMAT, StagingPool
 
 logger = logging.getLogger(__name__)
 
 READERS = 4
 CLOSE_S = 2.0
+POLL_S = 0.05
 
 
 class _WholeFiles(LocalDiskBackend):
@@ -30,7 +41,11 @@ class _WholeFiles(LocalDiskBackend):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        without_statistics(self.cache_policy)
         self.failed: dict[str, OSError] = {}  # by path; the writer takes it out
+
+    def path_of(self, key: Any) -> str:
+        return str(self._key_to_path(key))
 
     def write_file(self, buffer: Any, path: str) -> None:
         # Another process may share the directory, and read or write the same key.
@@ -49,22 +64,69 @@ class _WholeFiles(LocalDiskBackend):
             if size != len(buffer) or file.readinto(buffer) != size:
                 raise StoreError(f"{path} has {size} bytes, expected {len(buffer)}")
 
+    def adopt(self, key: Any) -> bool:
+        """Makes the index agree with the directory. Whether the object is there."""
+        path = self.path_of(key)
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            self.forget(key)
+            return False
+        with self.disk_lock:
+            known = self.dict.get(key)
+        if self.exists_in_put_tasks(key) or (known is not None and known.shape[0] == size):
+            return known is not None
+        self.forget(key)
+        if not size:
+            return False
+        self.insert_key(key, size, torch.Size([size]), torch.uint8, FORMAT)
+        with self.disk_lock:
+            self.current_cache_size += size
+            self.cache_policy.update_on_put(key)
+        return True
+
+    def forget(self, key: Any) -> None:
+        """Takes the object out of the index and leaves its file. (LMCache's own `remove` leaves
+        the size that it counts for the limit.)"""
+        with self.disk_lock:
+            meta = self.dict.pop(key, None)
+            if meta is not None:
+                self.current_cache_size -= meta.size
+                self.cache_policy.update_on_force_evict(key)
+
+    def remove(self, key: Any, force: bool = True) -> bool:
+        """Called by LMCache to evict, with the lock held and the size already taken off."""
+        try:
+            return bool(super().remove(key, force))
+        except FileNotFoundError:
+            return True  # another process was first
+
 
 class DiskTier:
-    """Calls of the backend with deadlines. Its index is in memory: what earlier processes left
-    is found again only by `adopt`."""
+    """Calls of the backend with deadlines."""
 
     def __init__(self, config: Any, metadata: Any, pool: StagingPool) -> None:
         self._loop = LoopThread("splitzip-disk")
-        self._backend = _WholeFiles(config, self._loop.loop, pool, "cpu", None, metadata)
+        # of several paths LMCache chooses by the accelerator that the process uses
+        device = "cpu"
+        if torch_dev.is_available():
+            device = f"{torch_device_type}:{torch_dev.current_device()}"
+        self._backend = _WholeFiles(config, self._loop.loop, pool, device, None, metadata)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="splitzip-disk-read")
+        self._janitor = Janitor([self.path], ".pt", self._backend.max_cache_size)
+        self._writes = Breaker(f"storing into local_disk {self.path}")
 
     @property
     def path(self) -> Path:
         return Path(self._backend.path)
 
+    @property
+    def evicted(self) -> int:
+        """Files that were deleted for the limit, other than by LMCache itself."""
+        return self._janitor.evicted
+
     def contains(self, key: Any) -> bool:
-        return bool(self._backend.contains(key))
+        return self._backend.adopt(key)
 
     def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
         """As RemoteTier.get.
@@ -74,41 +136,40 @@ class DiskTier:
         """
         future: Future[Any] = self._readers.submit(self._backend.get_blocking, key)
         try:
-            return future.result(timeout_s)
+            obj = future.result(timeout_s)
         except Exception as error:
             future.add_done_callback(lambda done: late(_result_of(done)))
-            if not isinstance(error, TimeoutError):
-                self.remove(key)
+            if isinstance(error, StoreError | OSError) and not isinstance(error, TimeoutError):
+                self._backend.forget(key)
             raise StoreError(f"{key.to_string()} from local_disk: {error!r}") from error
+        self._janitor.touch(Path(self._backend.path_of(key)))
+        return obj
 
     def put(self, key: Any, obj: Any, timeout_s: float) -> bool:
         """Stores `obj`; the backend holds a reference of its own until it has."""
+        if self._backend.adopt(key):
+            self._janitor.touch(Path(self._backend.path_of(key)))
+            return True
+        deadline = time.monotonic() + timeout_s
+        if not self._janitor.make_room(obj.get_size(), timeout_s) or not self._writes.allows():
+            return False
         written = threading.Event()
         self._backend.submit_put_task(key, obj, lambda _: written.set())
-        deadline = time.monotonic() + timeout_s
-        while not written.wait(min(0.05, max(0.0, deadline - time.monotonic()))):
+        while not written.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if not self._backend.exists_in_put_tasks(key) or time.monotonic() > deadline:
-                break  # it was there already, did not fit, or is late
-        error = self._backend.failed.pop(self._backend._key_to_path(key), None)
+                break  # did not fit, or is late
+        error = self._backend.failed.pop(self._backend.path_of(key), None)
         if error is not None:
-            logger.warning("local_disk: %s", error)
-            self.remove(key)
+            self._writes.failed(str(error))
+            self._backend.forget(key)
             return False
-        return self.contains(key)
+        self._writes.succeeded()
+        return bool(self._backend.contains(key))
 
     def remove(self, key: Any) -> None:
-        backend = self._backend
-        with backend.disk_lock:
-            meta = backend.dict.get(key)
-            if meta is None:
-                return
-            if not os.path.exists(meta.path):
-                # remove() unlinks first and would leave its books as they are
-                with contextlib.suppress(OSError):
-                    Path(meta.path).touch()
-            backend.current_cache_size -= meta.size
-        with contextlib.suppress(OSError, KeyError):
-            backend.remove(key)
+        self._backend.forget(key)
+        with contextlib.suppress(OSError):
+            os.unlink(self._backend.path_of(key))
 
     def close(self) -> bool:
         """Returns whether nothing of it uses the pool any more."""
@@ -120,6 +181,7 @@ class DiskTier:
         with contextlib.suppress(Exception):
             self._loop.submit(worker.executor.shutdown_async(wait=False)).result(CLOSE_S)
         self._loop.stop(CLOSE_S)
+        self._janitor.close()
         return not worker.put_tasks
 
 

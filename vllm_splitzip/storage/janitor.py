@@ -1,4 +1,4 @@
-"""Keeps the directories of an fs:// store within their limit: what was not used for longest goes.
+"""Keeps directories of objects within a limit: what was not used for longest goes.
 
 Any number of processes may share the directories. Recency is a file's modification time, which a
 hit renews; a file is deleted whole; nothing is deleted whose name is not one of this package's.
@@ -31,15 +31,27 @@ RESCAN_S = 600.0
 STALE_S = 3600.0  # what a crashed writer left is deleted at this age
 TMP_PREFIX = "sz1-tmp-"
 
-_OBJECT = re.compile(r"sz1-[a-z0-9-]{1,28}@\d+@\d+@[0-9a-f]{1,64}@uint8\.data")
+_NAME = r"sz1-[a-z0-9-]{1,28}@\d+@\d+@[0-9a-f]{1,64}@uint8"
+_TMP_FILE = re.compile(rf"{_NAME}\.pt\.\d+-\d+\.tmp")
 _TMP_DIR = re.compile(r"(.+-)?sz1-tmp-\d+-[0-9a-f]{8}")
 
 
 class Janitor:
-    """Works on a thread of its own: a directory on a network file system may hang."""
+    """Works on a thread of its own: a directory on a network file system may hang.
 
-    def __init__(self, directories: Sequence[Path], tmp_name: str, limit: int | None) -> None:
+    `suffix` is that of the objects' files, `limit` in bytes, and `tmp_name` a directory in each
+    of `directories` that this process writes in and other processes' janitors leave alone.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        suffix: str,
+        limit: int | None,
+        tmp_name: str | None = None,
+    ) -> None:
         self._directories = list(directories)
+        self._object = re.compile(_NAME + re.escape(suffix))
         self._tmp_name = tmp_name
         self._limit = limit
         self._estimate = 0  # bytes, as of the last scan and what this process wrote since
@@ -59,28 +71,33 @@ class Janitor:
             logger.debug("making room in %s: %r", self._directories, error)
             return False
 
-    def touch(self, file_name: str, place: int) -> None:
-        """Renews the recency of a file, soon. `place` is LMCache's number to choose by."""
+    def touch(self, path: Path) -> None:
+        """Renews the recency of a file, soon."""
         if self._limit is not None:
-            path = self.path_of(file_name, place)
-            with contextlib.suppress(RuntimeError):
-                self._run(_touch, path)
+            self._soon(_touch, path)
 
-    def path_of(self, file_name: str, place: int) -> Path:
-        """Where LMCache's fs connector keeps it."""
-        return self._directories[place % len(self._directories)] / file_name
+    def discard(self, path: Path, seen_at: float) -> None:
+        """Deletes a damaged file, soon, unless it was written after `seen_at` (time.time)."""
+        self._soon(_discard, path, seen_at)
 
     def close(self) -> None:
-        for directory in self._directories:
+        for path in self._tmp_paths():
             with contextlib.suppress(OSError):
-                (directory / self._tmp_name).rmdir()
+                path.rmdir()
         self._thread.stop(2.0)
+
+    def _tmp_paths(self) -> list[Path]:
+        return [directory / self._tmp_name for directory in self._directories if self._tmp_name]
 
     def _run(self, act: Callable[..., T], *args: object) -> Future[T]:
         async def call() -> T:
             return act(*args)
 
         return self._thread.submit(call())
+
+    def _soon(self, act: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # closed
+            self._run(act, *args)
 
     def _make_room(self, nbytes: int) -> bool:
         self._keep_tmp()
@@ -103,8 +120,7 @@ class Janitor:
         """Shows other processes' janitors that this process's directory is in use."""
         if time.monotonic() - self._touched_tmp_at < RESCAN_S / 10:
             return
-        for directory in self._directories:
-            path = directory / self._tmp_name
+        for path in self._tmp_paths():
             path.mkdir(parents=True, exist_ok=True)
             _touch(path)
         self._touched_tmp_at = time.monotonic()
@@ -112,7 +128,7 @@ class Janitor:
     def _sweep(self, nbytes: int) -> bool:
         """Counts what is there and deletes what is too much. Whether `nbytes` fit now."""
         for directory in self._directories:
-            _remove_leftovers(directory)
+            self._remove_leftovers(directory)
         if self._limit is None:
             return True
         files = sorted(self._files())
@@ -139,7 +155,7 @@ class Janitor:
                 continue
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    if _OBJECT.fullmatch(entry.name):
+                    if self._object.fullmatch(entry.name):
                         with contextlib.suppress(FileNotFoundError):
                             stat = entry.stat(follow_symlinks=False)
                             yield stat.st_mtime_ns, stat.st_size, entry.path
@@ -153,23 +169,33 @@ class Janitor:
                 frees.append(usage.free - min(GIB, usage.total // 20))
         return min(frees, default=GIB)
 
+    def _remove_leftovers(self, directory: Path) -> None:
+        """Deletes what a writer left behind that has not shown itself for STALE_S."""
+        before = time.time() - STALE_S
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            for entry in entries:
+                is_file = bool(_TMP_FILE.fullmatch(entry.name))
+                if not is_file and not _TMP_DIR.fullmatch(entry.name):
+                    continue
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime >= before:
+                        continue
+                    if is_file:
+                        os.unlink(entry.path)
+                        continue
+                    for name in os.listdir(entry.path):
+                        if self._object.fullmatch(name):
+                            os.unlink(Path(entry.path) / name)
+                    os.rmdir(entry.path)
+
 
 def _touch(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Deletes temporary directories of writers that have not shown themselves for STALE_S."""
-    now = time.time()
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        for entry in entries:
-            if not _TMP_DIR.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
-                continue
-            if now - entry.stat(follow_symlinks=False).st_mtime < STALE_S:
-                continue
-            with contextlib.suppress(OSError):
-                for name in os.listdir(entry.path):
-                    if _OBJECT.fullmatch(name):
-                        os.unlink(Path(entry.path) / name)
-                os.rmdir(entry.path)
+def _discard(path: Path, seen_at: float) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime < seen_at:
+            path.unlink()
+            logger.warning("deleted %s, which could not be read", path)

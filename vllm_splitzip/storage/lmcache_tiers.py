@@ -233,7 +233,8 @@ class LMCacheStore(Store):
     @property
     def stats(self) -> StoreStats:
         with self._lock:
-            evicted = sum(r.evicted for r in self._remotes if isinstance(r, FsTier))
+            tiers = [self._disk, *(r for r in self._remotes if isinstance(r, FsTier))]
+            evicted = sum(tier.evicted for tier in tiers if tier is not None)
             return dataclasses.replace(self._stats, hits=dict(self._stats.hits), evicted=evicted)
 
     def describe(self) -> str:

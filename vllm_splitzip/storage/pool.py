@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from vllm_splitzip.errors import StoreError
 from vllm_splitzip.storage.base import Buffer
 from vllm_splitzip.storage.budget import Reservation
+from vllm_splitzip.storage.guards import forget_types, without_statistics
 
 RETRY_S = 0.005
 FORMAT = MemoryFormat.EC_TD  # one that every tier takes, for a tensor of one dimension
@@ -26,7 +28,9 @@ class StagingPool(LocalCPUBackend):
 
     def __init__(self, config: Any, metadata: Any, max_object_bytes: int) -> None:
         super().__init__(config, metadata, "cpu")
+        without_statistics(self.cache_policy)
         self._max_object_bytes = max_object_bytes
+        self.failures = 0  # allocations that failed, for any reason
 
     def _setup_metrics(self) -> None:
         # LMCache registers gauges in the process-global Prometheus registry, under the labels of
@@ -55,16 +59,23 @@ class StagingPool(LocalCPUBackend):
             or not 0 < shape[0] <= self._max_object_bytes
         ):
             raise StoreError(f"not an object of this store: {fmt}, {dtype}, {tuple(shape)}")
+        forget_types()
         # Connectors ask with busy_loop=True from their event loop: when the pool is full that
         # sleeps, for ever, in the thread that would have to free something.
-        return super().allocate(shapes, dtypes, fmt, eviction=eviction, busy_loop=False)
+        obj = super().allocate(shapes, dtypes, fmt, eviction=eviction, busy_loop=False)
+        if obj is None:
+            self.failures += 1
+            # Connectors differ in what they do with None; lm:// loses its place in the stream.
+            raise StoreError(f"no {shape[0]} contiguous bytes are free in the staging pool")
+        return obj
 
     def allocate_bytes(self, nbytes: int, deadline: float) -> Any | None:
         """A MemoryObj of `nbytes`; fragments are waited out until `deadline` (monotonic, s)."""
         while True:
-            obj = self.allocate(torch.Size([nbytes]), torch.uint8, FORMAT)
-            if obj is not None or time.monotonic() >= deadline:
-                return obj
+            with contextlib.suppress(StoreError):
+                return self.allocate(torch.Size([nbytes]), torch.uint8, FORMAT)
+            if time.monotonic() >= deadline:
+                return None
             time.sleep(RETRY_S)
 
     def get_hot(self, name: Any) -> Any | None:
@@ -124,8 +135,7 @@ class Loan:
 
 
 def view_of(obj: Any) -> memoryview:
-    """The bytes of a MemoryObj, writable. (LMCache's own `byte_array` makes a ctypes type per
-    size and keeps it.)"""
+    """The bytes of a MemoryObj, writable."""
     array = obj.raw_data[: obj.get_size()].numpy()
     return memoryview(array)
 

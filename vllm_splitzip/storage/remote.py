@@ -16,6 +16,7 @@ from vllm_splitzip.errors import SettingError, StoreError
 from vllm_splitzip.storage.base import Health
 from vllm_splitzip.storage.breaker import Breaker
 from vllm_splitzip.storage.connection import Connection, Opener
+from vllm_splitzip.storage.schemes import redacted
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class RemoteTier:
         except _SETTING_ERRORS as error:
             raise SettingError(f"{self.label}: LMCache cannot use it: {error!r}") from error
         except Exception as error:
-            self._breaker.failed(repr(error))
+            self._breaker.failed(redacted(repr(error)))
 
     def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
         async def ask(connector: Any) -> list[bool]:
@@ -117,8 +118,10 @@ class RemoteTier:
             done()
             return False
 
-        async def ask(connector: Any) -> None:
+        async def ask(connector: Any) -> bool:
             await connector.put(key, obj)
+            # lm:// acknowledges nothing: its put has "succeeded" when the kernel took the bytes.
+            return self._width > 1 or bool(await connector.exists(key))
 
         refused = False
 
@@ -126,11 +129,11 @@ class RemoteTier:
             nonlocal refused
             refused = _is_refusal(error)
             if refused:
-                self._writes.failed(str(error))
+                self._writes.failed(redacted(str(error)))
             return refused
 
         try:
-            self._call(ask, timeout_s, lambda _: done(), refusal)
+            stored = self._call(ask, timeout_s, lambda _: done(), refusal)
         except StoreError as error:
             if not refused:
                 self._writes.abandoned()
@@ -138,7 +141,7 @@ class RemoteTier:
             return False
         self._writes.succeeded()
         done()
-        return True
+        return stored
 
     def remove(self, key: Any, timeout_s: float) -> None:
         """Deletes, where the backend can."""
@@ -191,17 +194,18 @@ class RemoteTier:
             late_by_s = time.monotonic() - started
             if stale:
                 self._breaker.abandoned()
-            elif tolerate(error):
-                self._breaker.succeeded()
+            elif tolerate(error) or (future is not None and isinstance(error, StoreError)):
+                self._breaker.succeeded()  # it works; the object, the pool or its disk does not
             elif isinstance(error, TimeoutError):  # the deadline, or the backend's own
                 self._breaker.timed_out(late_by_s)
             else:
-                self._breaker.failed(repr(error))
+                self._breaker.failed(redacted(repr(error)))
             if future is None:
                 drop(None)
             else:
                 future.add_done_callback(lambda done: drop(_result_of(done)))
-            if self._breaker.is_open and connection is not None:
+            # With one call at a time there is a stream, and this call has left it anywhere.
+            if connection is not None and (self._breaker.is_open or self._width == 1):
                 self._retire(connection)
             if not isinstance(error, Exception):
                 raise

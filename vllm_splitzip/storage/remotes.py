@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from lmcache.v1 import protocol
 from lmcache.v1.storage_backend.connector import CreateConnector
 
 from vllm_splitzip.errors import SettingError, StoreError
 from vllm_splitzip.storage.config import Remote, StoreConfig
+from vllm_splitzip.storage.guards import check_metadata_format
 from vllm_splitzip.storage.janitor import TMP_PREFIX, Janitor
 from vllm_splitzip.storage.pool import StagingPool
 from vllm_splitzip.storage.remote import RemoteTier
@@ -23,7 +24,6 @@ __all__ = ["FsTier", "RemoteTier", "open_remote"]
 
 OPEN_S = 5.0  # start-up waits this long for a remote that does not answer
 WIDTH = 16  # calls in flight per remote
-ONE_GROUP_BYTES = 28  # of RemoteMetadata: length, format, and one group's dtype and four sizes
 
 
 def open_remote(
@@ -52,8 +52,14 @@ def open_remote(
 
     tier: RemoteTier
     if remote.scheme == "fs":
-        janitor = Janitor(_directories(remote, lmcache), tmp_name, config.limit_bytes)
-        tier = FsTier(remote.label, opener, janitor)
+        tier = FsTier(
+            remote.label,
+            opener,
+            _directories(remote, lmcache),
+            limit=config.limit_bytes,
+            tmp_name=tmp_name,
+            pool=pool,
+        )
     else:
         # lm:// talks over one socket and lets go of its lock between header and body.
         width = 1 if remote.scheme == "lm" else WIDTH
@@ -69,25 +75,40 @@ def open_remote(
 class FsTier(RemoteTier):
     """An fs:// store, with its limit."""
 
-    def __init__(self, label: str, opener: Callable[[Any], Any], janitor: Janitor) -> None:
+    def __init__(
+        self,
+        label: str,
+        opener: Callable[[Any], Any],
+        directories: Sequence[Path],
+        *,
+        limit: int | None,
+        tmp_name: str,
+        pool: StagingPool,
+    ) -> None:
         super().__init__(label, opener, width=WIDTH, check=check_metadata_format)
-        self._janitor = janitor
+        self._directories = directories
+        self._janitor = Janitor(directories, ".data", limit, tmp_name)
+        self._pool = pool
 
     @property
     def evicted(self) -> int:
         return self._janitor.evicted
 
     def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
+        began, failures = time.time(), self._pool.failures
         obj = super().get(key, timeout_s, late)
         if obj is not None:
-            self._janitor.touch(_file_name(key), key.chunk_hash)
+            self._janitor.touch(self.path_of(key))
+        elif failures == self._pool.failures:
+            # Absent, or there and not readable; such a file would be found again and again.
+            self._janitor.discard(self.path_of(key), began)
         return obj
 
     def put(
         self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
     ) -> bool:
         if not fresh and self.exists([key], timeout_s)[0]:
-            self._janitor.touch(_file_name(key), key.chunk_hash)
+            self._janitor.touch(self.path_of(key))
             done()
             return True
         if not self._janitor.make_room(obj.get_size(), timeout_s):
@@ -95,23 +116,14 @@ class FsTier(RemoteTier):
             return False
         return super().put(key, obj, timeout_s, done, fresh=fresh)
 
+    def path_of(self, key: Any) -> Path:
+        """Where LMCache's fs connector keeps it."""
+        name = f"{key.to_string().replace('/', '-SEP-')}.data"
+        return self._directories[key.chunk_hash % len(self._directories)] / name
+
     def close(self) -> None:
         super().close()
         self._janitor.close()
-
-
-def check_metadata_format() -> None:
-    """LMCache's header of a stored object has a format that is global to the process.
-
-    Raises:
-        StoreError: another LMCache engine in this process has set it to another one.
-    """
-    size = protocol.REMOTE_METADATA_BYTES
-    if size is not None and size != ONE_GROUP_BYTES:
-        raise StoreError(
-            f"another LMCache engine in this process uses objects of {(size - 8) // 20} groups; "
-            f"LMCache has one format per process, and frames need the one for 1 group"
-        )
 
 
 def _own_tmp_name(lmcache: Any) -> str:
@@ -133,7 +145,3 @@ def _directories(remote: Remote, lmcache: Any) -> list[Path]:
     if not paths:
         raise SettingError(f"{remote.label}: no path. Allowed: fs://HOST:PORT/PATH[,/PATH...]")
     return [Path(path.strip()) for path in str(paths).split(",")]
-
-
-def _file_name(key: Any) -> str:
-    return f"{key.to_string().replace('/', '-SEP-')}.data"

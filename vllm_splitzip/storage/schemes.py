@@ -84,4 +84,4 @@ def check_plugin(name: str, has_module: bool) -> None:
 
 def redacted(url: str) -> str:
     """`url` without the user name and password it may carry."""
-    return re.sub(r"(?<=://)[^/@]*@", "***@", url)
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", url)
