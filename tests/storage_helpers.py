@@ -88,12 +88,7 @@ class Server:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "LMCACHE_LOG_LEVEL": "INFO"},
-            )
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with (

@@ -19,8 +19,11 @@ class Breaker:
     """Closed (calls pass), open (calls are refused until the retry time), or trying (one call
     passes to find out). Thread-safe."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, consequence: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name
+        self._consequence = consequence
         self._clock = clock
         self._lock = threading.Lock()
         self._open = False
@@ -70,9 +73,10 @@ class Breaker:
             self._trying = False
         if opened:
             logger.warning(
-                "%s failed (%s); treated as a cache miss until it is back, next try in %g s",
+                "%s failed (%s); %s until it is back, next try in %g s",
                 self._name,
                 why,
+                self._consequence,
                 self._delay_s,
             )
         return opened

@@ -114,7 +114,7 @@ class DiskTier:
         self._backend = _WholeFiles(config, self._loop.loop, pool, device, None, metadata)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="splitzip-disk-read")
         self._janitor = Janitor([self.path], ".pt", self._backend.max_cache_size)
-        self._writes = Breaker(f"storing into local_disk {self.path}")
+        self._writes = Breaker(f"storing into local_disk {self.path}", "nothing is stored there")
 
     @property
     def path(self) -> Path:
@@ -151,16 +151,21 @@ class DiskTier:
             self._janitor.touch(Path(self._backend.path_of(key)))
             return True
         deadline = time.monotonic() + timeout_s
-        if not self._janitor.make_room(obj.get_size(), timeout_s) or not self._writes.allows():
+        if not self._writes.allows():
+            return False
+        try:
+            self._janitor.make_room(obj.get_size(), deadline)
+        except StoreError as error:
+            self._writes.failed(str(error))
             return False
         written = threading.Event()
         self._backend.submit_put_task(key, obj, lambda _: written.set())
         while not written.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if not self._backend.exists_in_put_tasks(key) or time.monotonic() > deadline:
                 break  # did not fit, or is late
-        error = self._backend.failed.pop(self._backend.path_of(key), None)
-        if error is not None:
-            self._writes.failed(str(error))
+        failure = self._backend.failed.pop(self._backend.path_of(key), None)
+        if failure is not None:
+            self._writes.failed(str(failure))
             self._backend.forget(key)
             return False
         self._writes.succeeded()

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from vllm_splitzip.errors import StoreError
 from vllm_splitzip.storage.loop import LoopThread
 
 T = TypeVar("T")
@@ -24,9 +25,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
-LOW_WATER = 0.9  # a sweep goes down to this share of the limit ...
-RESCAN_SHARE = 0.05  # ... and is due again after this share was written, so two writers never
-# exceed the limit together, and each one more by this share at most
+HIGH_WATER = 0.95  # what one process knows of may fill this share of the limit ...
+LOW_WATER = 0.9  # ... and is then swept down to this one.
+RESCAN_SHARE = 0.05  # Others' files are counted again after this share was written: two writers
+# keep within the limit together, each one more can exceed it by this share.
 RESCAN_S = 600.0
 STALE_S = 3600.0  # what a crashed writer left is deleted at this age
 TMP_PREFIX = "sz1-tmp-"
@@ -62,14 +64,17 @@ class Janitor:
         self.evicted = 0
         self._run(self._sweep, 0)
 
-    def make_room(self, nbytes: int, timeout_s: float) -> bool:
-        """Prepares for writing a file of `nbytes`. False when the limit or the disk does not
-        allow it, or the directory does not answer within `timeout_s`."""
+    def make_room(self, nbytes: int, deadline: float) -> None:
+        """Prepares for writing a file of `nbytes`. `deadline` is of time.monotonic, in s.
+
+        Raises:
+            StoreError: the limit or the disk does not allow it, or the directory does not answer.
+        """
+        left_s = max(0.0, deadline - time.monotonic())
         try:
-            return self._run(self._make_room, nbytes).result(max(0.0, timeout_s))
+            self._run(self._make_room, nbytes).result(left_s)
         except (TimeoutError, RuntimeError, OSError) as error:
-            logger.debug("making room in %s: %r", self._directories, error)
-            return False
+            raise StoreError(f"{self._directories[0]}: making room failed: {error!r}") from error
 
     def touch(self, path: Path) -> None:
         """Renews the recency of a file, soon."""
@@ -99,22 +104,19 @@ class Janitor:
         with contextlib.suppress(RuntimeError):  # closed
             self._run(act, *args)
 
-    def _make_room(self, nbytes: int) -> bool:
+    def _make_room(self, nbytes: int) -> None:
         self._keep_tmp()
         if self._limit is None:
-            return True
-        if nbytes > self._limit:
-            return False
+            return
         due = (
-            self._estimate + nbytes > self._limit
+            self._estimate + nbytes > HIGH_WATER * self._limit
             or self._written + nbytes > RESCAN_SHARE * self._limit
             or time.monotonic() - self._scanned_at > RESCAN_S
         )
-        if due and not self._sweep(nbytes):
-            return False
+        if due:
+            self._sweep(nbytes)
         self._estimate += nbytes
         self._written += nbytes
-        return True
 
     def _keep_tmp(self) -> None:
         """Shows other processes' janitors that this process's directory is in use."""
@@ -125,28 +127,37 @@ class Janitor:
             _touch(path)
         self._touched_tmp_at = time.monotonic()
 
-    def _sweep(self, nbytes: int) -> bool:
-        """Counts what is there and deletes what is too much. Whether `nbytes` fit now."""
+    def _sweep(self, nbytes: int) -> None:
+        """Counts what is there, and deletes what is too much for `nbytes` more."""
         for directory in self._directories:
             self._remove_leftovers(directory)
         if self._limit is None:
-            return True
+            return
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
         limit = min(self._limit, total + self._free())
-        if total + nbytes > limit:
+        if total + nbytes > HIGH_WATER * limit:
             goal = max(0, min(limit - nbytes, int(LOW_WATER * limit)))
             for _, size, path in files:
                 if total <= goal:
                     break
-                with contextlib.suppress(FileNotFoundError):  # another process was first
+                try:
                     os.unlink(path)
                     self.evicted += 1
+                except FileNotFoundError:
+                    pass  # another process was first
+                except OSError as error:
+                    logger.debug("cannot delete %s: %s", path, error)
+                    continue
                 total -= size
         self._estimate = total
         self._written = 0
         self._scanned_at = time.monotonic()
-        return total + nbytes <= limit
+        if total + nbytes > limit:
+            raise StoreError(
+                f"{nbytes} bytes do not fit: {total} are stored, "
+                f"{min(limit, self._limit)} are allowed with what is free on the disk"
+            )
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """(modification time in ns, bytes, path) of every object."""
@@ -155,7 +166,7 @@ class Janitor:
                 continue
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    if self._object.fullmatch(entry.name):
+                    if self._object.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         with contextlib.suppress(FileNotFoundError):
                             stat = entry.stat(follow_symlinks=False)
                             yield stat.st_mtime_ns, stat.st_size, entry.path

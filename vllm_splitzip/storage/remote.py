@@ -56,8 +56,8 @@ class RemoteTier:
         self._opener = opener
         self._width = width
         self._check = check
-        self._breaker = Breaker(f"store {label}")
-        self._writes = Breaker(f"storing into {label}")
+        self._breaker = Breaker(f"store {label}", "calls are cache misses")
+        self._writes = Breaker(f"storing into {label}", "nothing is stored")
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._connecting: Future[Connection] | None = None
@@ -114,7 +114,17 @@ class RemoteTier:
     ) -> bool:
         """Stores `obj`. `done` is called once, when the backend has let go of it. `fresh`: what
         the backend may have under this key is known to be damaged."""
+        deadline = time.monotonic() + timeout_s
         if not self._writes.allows():
+            done()
+            return False
+        try:
+            if self._prepare(key, obj.get_size(), deadline, fresh=fresh):
+                self._writes.abandoned()
+                done()
+                return True
+        except StoreError as error:
+            self._writes.failed(redacted(str(error)))
             done()
             return False
 
@@ -133,7 +143,8 @@ class RemoteTier:
             return refused
 
         try:
-            stored = self._call(ask, timeout_s, lambda _: done(), refusal)
+            left_s = max(0.0, deadline - time.monotonic())
+            stored = self._call(ask, left_s, lambda _: done(), refusal)
         except StoreError as error:
             if not refused:
                 self._writes.abandoned()
@@ -142,6 +153,14 @@ class RemoteTier:
         self._writes.succeeded()
         done()
         return stored
+
+    def _prepare(self, key: Any, nbytes: int, deadline: float, *, fresh: bool) -> bool:
+        """Before a put. Whether there is nothing to do.
+
+        Raises:
+            StoreError: there is no room.
+        """
+        return False
 
     def remove(self, key: Any, timeout_s: float) -> None:
         """Deletes, where the backend can."""

@@ -104,17 +104,12 @@ class FsTier(RemoteTier):
             self._janitor.discard(self.path_of(key), began)
         return obj
 
-    def put(
-        self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
-    ) -> bool:
-        if not fresh and self.exists([key], timeout_s)[0]:
+    def _prepare(self, key: Any, nbytes: int, deadline: float, *, fresh: bool) -> bool:
+        if not fresh and self.exists([key], max(0.0, deadline - time.monotonic()))[0]:
             self._janitor.touch(self.path_of(key))
-            done()
             return True
-        if not self._janitor.make_room(obj.get_size(), timeout_s):
-            done()
-            return False
-        return super().put(key, obj, timeout_s, done, fresh=fresh)
+        self._janitor.make_room(nbytes, deadline)
+        return False
 
     def path_of(self, key: Any) -> Path:
         """Where LMCache's fs connector keeps it."""
