@@ -81,12 +81,6 @@ def count_bits(x):
 
 
 @triton.jit
-def bitwise_or(a, b):
-    """For `tl.reduce`."""
-    return a | b
-
-
-@triton.jit
 def gather_top_bits(flags):
     """The four bytes' top bits as bits 0 to 3."""
     # The factor brings bits 7, 15, 23 and 31 to bits 28 to 31; nothing else gets there.

@@ -3,6 +3,9 @@
 # Triton's functions are untyped.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
@@ -14,6 +17,31 @@ WINDOW: tl.constexpr = tl.constexpr(1)
 """code = exponent - base."""
 ZERO_WINDOW: tl.constexpr = tl.constexpr(2)
 """code 0 is exponent 0, otherwise code = exponent - base."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBook:
+    """A codebook as the kernels take it.
+
+    Attributes
+    ----------
+    kind
+        TABLE, WINDOW or ZERO_WINDOW: which code is compiled.
+    base
+        What is subtracted from an exponent where `kind` is a window.
+    encoding
+        Shape: (256,), uint8. Exponent -> code, 255 marks an escape.
+    decoding
+        Shape: (16,), uint8. Code -> exponent.
+    pad
+        The bit pattern that fills up the last chunk: code 0, no escape.
+    """
+
+    kind: int
+    base: int
+    encoding: torch.Tensor
+    decoding: torch.Tensor
+    pad: int
 
 
 @triton.jit

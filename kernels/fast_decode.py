@@ -10,22 +10,67 @@ outside the streams.
 # Triton's functions are untyped.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import torch
 import triton
 import triton.language as tl
 
 from .bits import LOW_NIBBLES, join
-from .book import decode_exponents
-from .fast_encode import LANES
-from .pages import locate
+from .book import DeviceBook, decode_exponents
+from .fast_encode import CHUNK, LANES
+from .launch import chunks_per_program, has_ptx
+from .pages import GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate
 
 
-@triton.jit(do_not_specialize=["pages", "units", "chunks", "chunks_per_program", "base"])
 def fast_decode(
-    cache, ids, pages, table,
+    view: torch.Tensor,
+    ids: torch.Tensor,
+    book: DeviceBook,
+    codes: torch.Tensor,
+    rests: torch.Tensor,
+    firsts: torch.Tensor,
+    positions: torch.Tensor,
+    exponents: torch.Tensor,
+) -> None:
+    """Write coded blocks into a cache [B, H, N, C] of BF16. Waits for nothing.
+
+    Parameters
+    ----------
+    ids
+        int32. Where the blocks go; negative ones are passed over. Not checked.
+    codes, rests
+        The dense streams, of whole chunks. uint8.
+    firsts
+        Shape: (chunks + 1,), int32. Index of each chunk's first escape, and their number.
+    positions, exponents
+        All escapes. int16, uint8.
+    """
+    pages, wide = describe(view, ids.numel())
+    elements = ids.numel() * view[0].numel()
+    chunks = triton.cdiv(elements, CHUNK)
+    per_program = chunks_per_program(chunks)
+    fast_decode_kernel[(triton.cdiv(chunks, per_program),)](
+        view.view(torch.int16), ids, book.decoding,
+        codes, rests, firsts, positions, exponents,
+        elements // GROUP if wide else elements, chunks, per_program, book.base, *pages.arguments(),
+        KIND=book.kind, WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["units", "chunks", "chunks_per_program", "base", *PAGE_ARGUMENTS])
+def fast_decode_kernel(
+    cache, ids, table,
     codes, rests, firsts, positions, exponents,
     units, chunks, chunks_per_program, base,
+    columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
+    heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
     KIND: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
+    pages = Pages(
+        Divisor(columns, columns_magic, columns_shift),
+        Divisor(rows, rows_magic, rows_shift),
+        Divisor(heads, heads_magic, heads_shift),
+        block_stride, head_stride, row_stride, column_stride,
+    )  # fmt: skip
     word = tl.arange(0, LANES)[:, None] * 4 + tl.arange(0, 4)[None, :]
     code_words = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
     rest_words = rests.to(tl.pointer_type(tl.uint32), bitcast=True)

@@ -11,25 +11,120 @@ by an atomic counter, so the order of the runs is not determined; `starts` has i
 # Triton's functions are untyped.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import dataclass
+from typing import Self
+
+import torch
 import triton
 import triton.language as tl
 
-from .bits import HIGH_NIBBLES, bitwise_or, count_bits, gather_top_bits, split, whole_bytes
-from .book import encode_exponents
-from .pages import locate
+from .bits import HIGH_NIBBLES, count_bits, gather_top_bits, split, whole_bytes
+from .book import DeviceBook, encode_exponents
+from .launch import chunks_per_program, has_ptx
+from .pages import GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate
 
+CHUNK = 1024
 LANES: tl.constexpr = tl.constexpr(32)
 
 
-@triton.jit(
-    do_not_specialize=["pages", "units", "chunks", "chunks_per_program", "limit", "base", "pad"]
-)
+def escape_limit(elements: int) -> int:
+    """The most escapes with which coded streams are still smaller than the input; may be < 0."""
+    return (elements - (CHUNK // 2 + 2) * triton.cdiv(elements, CHUNK) - 1) // 3
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeBuffers:
+    """What `fast_encode` writes, on the device. May be used again and again.
+
+    Attributes
+    ----------
+    elements
+        The longest run that fits.
+    codes, rests
+        The dense streams, of whole chunks. uint8.
+    counts
+        Escapes of each chunk. int16.
+    starts
+        Where the escapes of a chunk start; means nothing for a chunk without any. int32.
+    positions, exponents
+        Workspace for as many escapes as pay. int16, uint8.
+    escapes
+        Shape: (1,), int64. Number of escapes. If it is more than `escape_limit`, the streams are
+        incomplete, and longer than the input would be.
+    """
+
+    elements: int
+    codes: torch.Tensor
+    rests: torch.Tensor
+    counts: torch.Tensor
+    starts: torch.Tensor
+    positions: torch.Tensor
+    exponents: torch.Tensor
+    escapes: torch.Tensor
+
+    @classmethod
+    def allocate(cls, elements: int, device: torch.device) -> Self:
+        chunks = triton.cdiv(elements, CHUNK)
+        room = max(escape_limit(elements), 0)
+
+        def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        return cls(
+            elements=elements,
+            codes=empty(chunks * CHUNK // 2, torch.uint8),
+            rests=empty(chunks * CHUNK, torch.uint8),
+            counts=empty(chunks, torch.int16),
+            starts=empty(chunks, torch.int32),
+            positions=empty(room, torch.int16),
+            exponents=empty(room, torch.uint8),
+            escapes=empty(1, torch.int64),
+        )
+
+
 def fast_encode(
-    cache, ids, pages, table,
+    view: torch.Tensor, ids: torch.Tensor, book: DeviceBook, buffers: EncodeBuffers
+) -> None:
+    """Code the blocks `ids` (int32) of a cache [B, H, N, C] of BF16. Waits for nothing.
+
+    Ids must be those of blocks in the cache: nothing here checks them.
+    """
+    pages, wide = describe(view, ids.numel())
+    elements = ids.numel() * view[0].numel()
+    if elements > buffers.elements:
+        raise ValueError(f"{elements} elements do not fit into buffers for {buffers.elements}")
+    chunks = triton.cdiv(elements, CHUNK)
+    per_program = chunks_per_program(chunks)
+    buffers.escapes.zero_()
+    fast_encode_kernel[(triton.cdiv(chunks, per_program),)](
+        view.view(torch.int16), ids, book.encoding,
+        buffers.codes, buffers.rests, buffers.counts, buffers.starts,
+        buffers.positions, buffers.exponents, buffers.escapes,
+        elements // GROUP if wide else elements, chunks, per_program,
+        min(escape_limit(elements), 2**31 - 1), book.base, book.pad, *pages.arguments(),
+        KIND=book.kind, WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "units", "chunks", "chunks_per_program", "limit", "base", "pad", *PAGE_ARGUMENTS
+    ]
+)  # fmt: skip
+def fast_encode_kernel(
+    cache, ids, table,
     codes, rests, counts, starts, positions, exponents, escapes,
     units, chunks, chunks_per_program, limit, base, pad,
+    columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
+    heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
     KIND: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
+    pages = Pages(
+        Divisor(columns, columns_magic, columns_shift),
+        Divisor(rows, rows_magic, rows_shift),
+        Divisor(heads, heads_magic, heads_shift),
+        block_stride, head_stride, row_stride, column_stride,
+    )  # fmt: skip
     column = tl.arange(0, 4)[None, :]
     word = tl.arange(0, LANES)[:, None] * 4 + column
     codes = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
@@ -48,9 +143,9 @@ def fast_encode(
 
         low_codes, low_bad = encode_exponents(low_exponents, base, table, KIND, ASM)
         high_codes, high_bad = encode_exponents(high_exponents, base, table, KIND, ASM)
-        bad = tl.reduce((low_bad | high_bad) & HIGH_NIBBLES, 1, bitwise_or)
+        bad = (low_bad | high_bad) & HIGH_NIBBLES
         count = tl.full((), 0, tl.int32)
-        if tl.reduce(bad, 0, bitwise_or) != 0:
+        if tl.max(tl.max(bad, axis=1), axis=0) != 0:
             low_flags, high_flags = flag_bytes(low_bad), flag_bytes(high_bad)
             low_codes &= ~whole_bytes(low_flags, ASM)
             high_codes &= ~whole_bytes(high_flags, ASM)

@@ -52,6 +52,18 @@ class Pages(NamedTuple):
     row_stride: int
     column_stride: int
 
+    def arguments(self) -> tuple[int, ...]:
+        """One by one: Triton would compile a tuple's values of 1 or of multiples of 16 anew."""
+        return (*self.columns, *self.rows, *self.heads, *self[3:])
+
+
+PAGE_ARGUMENTS = (
+    *("columns", "columns_magic", "columns_shift", "rows", "rows_magic", "rows_shift"),
+    *("heads", "heads_magic", "heads_shift"),
+    *("block_stride", "head_stride", "row_stride", "column_stride"),
+)
+"""What kernels call `Pages.arguments`, none of which is to be compiled for a special value."""
+
 
 def describe(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
     """(description, whether its units are groups) of a view [B, H, N, C], for a run of `blocks`.

@@ -1,0 +1,125 @@
+"""Kernels compiled for GPUs that are not here, and what their machine code says.
+
+Triton brings NVIDIA's assembler and disassembler along, so none of this needs a GPU or a driver.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+
+def compile_kernel(
+    kernel: Any, pointers: Mapping[str, str], constants: Mapping[str, Any], target: str, warps: int
+) -> Any:
+    """A kernel as its first launch would compile it: pointers aligned, integers of any value."""
+    names = kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names
+    }
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in pointers},
+    )
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+
+
+@dataclass(frozen=True)
+class Sass:
+    """NVIDIA machine code of one kernel."""
+
+    listing: str
+    usage: str
+
+    @classmethod
+    def of(cls, compiled: Any) -> "Sass":
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            return cls(
+                _run("nvdisasm", "-c", file.name), _run("cuobjdump", "-res-usage", file.name)
+            )
+
+    def used(self, what: str) -> int:
+        """REG (registers a thread), STACK or LOCAL (bytes a thread), SHARED (bytes a program)."""
+        return int(re.search(rf"\b{what}:(\d+)", self.usage)[1])
+
+    @cached_property
+    def instructions(self) -> list[str]:
+        """In order of address, predicates included."""
+        return [text for text, _ in self._lines]
+
+    @cached_property
+    def accesses(self) -> Counter[str]:
+        """Instructions that go to memory, by name, such as LDG.E.128."""
+        names = (text.split()[1 if text[0] == "@" else 0] for text in self.instructions)
+        return Counter(n for n in names if re.match("(LD|ST|ATOM|RED)[GSL]?(\\.|$)", n))
+
+    @cached_property
+    def _lines(self) -> list[tuple[str, list[str]]]:
+        """(instruction, labels before it)."""
+        lines, labels = [], []
+        for line in self.listing.splitlines():
+            if label := re.match(r"(\.L_x_\d+):", line):
+                labels.append(label[1])
+            elif text := re.match(r"\s+/\*[0-9a-f]+\*/\s+(.+?)\s*;", line):
+                lines.append((text[1], labels))
+                labels = []
+        return lines
+
+    def shortest_path(self, through: str) -> int:
+        """Instructions on the shortest way from start to end that executes all `through`.
+
+        Loops are run once, and branches taken or not as suits.
+        """
+        lines = self._lines
+        at = {label: i for i, (_, labels) in enumerate(lines) for label in labels}
+        goals = {i: 1 << k for k, i in enumerate(self._matching(through))}
+        complete = (1 << len(goals)) - 1
+        queue, seen = [(0, 0, 0)], set()
+        while queue:
+            length, i, done = heappop(queue)
+            if (i, done) in seen:
+                continue
+            seen.add((i, done))
+            text = lines[i][0]
+            done |= goals.get(i, 0)
+            if re.search(r"\bEXIT\b", text) and done == complete:
+                return length + 1
+            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", text)
+            if jump:
+                heappush(queue, (length + 1, at[jump[1]], done))
+            ends = re.search(r"\b(EXIT|BRA)\b", text)
+            conditional = text.startswith("@") or (jump and re.search(r"BRA[.\w]* U?!?P\d", text))
+            if not ends or conditional:
+                heappush(queue, (length + 1, i + 1, done))
+        raise ValueError(f"no way through all of {through}")
+
+    def _matching(self, pattern: str) -> list[int]:
+        return [i for i, text in enumerate(self.instructions) if re.search(pattern, text)]
+
+
+def _run(tool: str, *arguments: str) -> str:
+    done = subprocess.run([_TOOLS / tool, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout

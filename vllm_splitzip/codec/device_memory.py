@@ -1,0 +1,121 @@
+"""Between host and device: pinned staging memory, checked block ids, work that is under way."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import FrameLayoutError
+from .coded import CHUNK, Bytes, Coded
+
+_ALIGNMENT = 64
+
+_DTYPES = {"uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32}
+"""What arrays become on the device."""
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Make `device` the current one, if it is one that has this notion."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def checked_ids(
+    table: npt.NDArray[np.int64], view: torch.Tensor, least: int, error: type[Exception]
+) -> npt.NDArray[np.int32]:
+    """The table, if all ids are `least` or more and name blocks of the view.
+
+    Raises
+    ------
+    error
+        When one does not.
+    """
+    blocks = view.shape[0]
+    if table.size and (table.min() < least or table.max() >= blocks):
+        raise error(f"block ids from {table.min()} to {table.max()}, the cache has {blocks}")
+    return np.maximum(table, -1).astype(np.int32)
+
+
+def checked_stream(
+    name: str, stream: Bytes | None, size: int, dtype: type[Any] = np.uint8
+) -> npt.NDArray[Any]:
+    """A received stream as numbers of `dtype`, if it has `size` bytes.
+
+    Raises
+    ------
+    FrameLayoutError
+        When it is missing or has another length.
+    """
+    if stream is None or stream.dtype != np.uint8 or stream.nbytes != size:
+        found = "missing" if stream is None else f"{stream.nbytes} bytes of {stream.dtype}"
+        raise FrameLayoutError(f"stream {name} is {found}, expected {size} bytes")
+    return np.frombuffer(stream, dtype)
+
+
+def upload(parts: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Arrays on the device, flat, by one copy. Nothing waits for it.
+
+    Behind each there is room for the rest of a chunk, which kernels read but do not use.
+    """
+    begins, size = [], 0
+    for part in parts:
+        begins.append(size)
+        size += -(-(part.nbytes + CHUNK) // _ALIGNMENT) * _ALIGNMENT
+    staging = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for begin, part in zip(begins, parts, strict=True):
+        staging.numpy()[begin : begin + part.nbytes] = part.reshape(-1).view(np.uint8)
+    there = staging.to(device, non_blocking=True)
+    return [
+        there[begin : begin + part.nbytes].view(_DTYPES[part.dtype.name])
+        for begin, part in zip(begins, parts, strict=True)
+    ]
+
+
+def download(tensor: torch.Tensor) -> Bytes:
+    """A contiguous tensor's bytes in host memory, once the current stream has got there."""
+    source = tensor.reshape(-1).view(torch.uint8)
+    target = torch.empty(source.shape, dtype=torch.uint8, pin_memory=source.is_cuda)
+    target.copy_(source, non_blocking=True)
+    return target.numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Coding that is under way on a device.
+
+    Attributes
+    ----------
+    finish
+        What is left to be done on the host, after `event`.
+    event
+        None where nothing has to be waited for.
+    """
+
+    finish: Callable[[], Coded | None]
+    event: torch.cuda.Event | None
+
+    def done(self) -> bool:
+        """Whether `result` will return without waiting."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def result(self) -> Coded | None:
+        """The streams in host memory, or None where coding does not make the input smaller.
+
+        Until it has returned, neither the blocks nor the buffers may be used again, unless on the
+        stream that was current when the coding began.
+        """
+        if self.event is not None:
+            self.event.synchronize()
+        return self.finish()
+
+
+def after(device: torch.device, finish: Callable[[], Coded | None]) -> Pending:
+    """`finish`, to be called when all that is on the current stream is done."""
+    event = None
+    if device.type == "cuda":
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    return Pending(finish, event)
