@@ -12,6 +12,7 @@ from .cpu_compile import compiled
 from .cpu_vector import (
     LANES,
     fence,
+    join,
     join_nibbles,
     load,
     pointer8,
@@ -22,7 +23,6 @@ from .cpu_vector import (
     split,
     split_nibbles,
     store,
-    store_joined,
     stream,
     table_codes,
     table_exponents,
@@ -33,7 +33,9 @@ from .cpu_vector import (
 
 HALF = CHUNK // 2
 WORD_BYTES = 2 * CHUNK
-AHEAD = 4
+AHEAD = 6
+"""How many chunks ahead memory is asked for; the processor's own guess ends with each block."""
+
 MASK_BYTES = CHUNK // 8
 
 
@@ -77,13 +79,25 @@ def scatter(pages, stride, table, row, begin, count, words):
 
 
 @compiled
-def encode_words(words, codes, rest, masks, book, window, ahead):
-    """Code a full chunk; bit i of masks[j] says that element 64 j + i escapes. Any escapes?"""
+def put(address, value, streaming):
+    """64 bytes into the cache, or past it."""
+    if streaming:
+        stream(address, value)
+    else:
+        store(address, value)
+
+
+@compiled
+def encode_words(words, codes, rest, masks, book, window, ahead, streaming):
+    """Code a full chunk; bit i of masks[j] says that element 64 j + i escapes. Any escapes?
+
+    `ahead` is the address of a chunk that will be coded soon.
+    """
     entries, escaped = pointer8(book), pointer64(masks)
     first, base = entries[0], entries[1]
     found = 0
     for i in range(0, HALF, LANES):
-        for line in (2 * i, 2 * i + 64, 2 * (i + HALF), 2 * (i + HALF) + 64):
+        for line in (2 * i, 2 * i + LANES, 2 * (i + HALF), 2 * (i + HALF) + LANES):
             prefetch(ahead + line)
         low_exponents, low_rest = split(words + 2 * i)
         high_exponents, high_rest = split(words + 2 * (i + HALF))
@@ -93,9 +107,9 @@ def encode_words(words, codes, rest, masks, book, window, ahead):
         else:
             low, low_bits = table_codes(low_exponents, book)
             high, high_bits = table_codes(high_exponents, book)
-        store(rest + i, low_rest)
-        store(rest + i + HALF, high_rest)
-        store(codes + i, join_nibbles(low, high))
+        put(rest + i, low_rest, streaming)
+        put(rest + i + HALF, high_rest, streaming)
+        put(codes + i, join_nibbles(low, high), streaming)
         escaped[i // LANES] = low_bits
         escaped[(i + HALF) // LANES] = high_bits
         found |= low_bits | high_bits
@@ -103,14 +117,12 @@ def encode_words(words, codes, rest, masks, book, window, ahead):
 
 
 @compiled
-def decode_words(words, codes, rest, book, window):
-    """Decode a full chunk, escapes aside."""
+def decode_exponents(exponents, codes, book, window):
+    """The exponents of a full chunk, escapes aside."""
     entries = pointer8(book)
     first, base = entries[0], entries[1]
     for i in range(0, HALF, LANES):
         prefetch(codes + i + AHEAD * HALF)
-        prefetch(rest + i + AHEAD * CHUNK)
-        prefetch(rest + i + HALF + AHEAD * CHUNK)
         low, high = split_nibbles(load(codes + i))
         if window:
             low = window_exponents(low, first, base)
@@ -118,15 +130,18 @@ def decode_words(words, codes, rest, book, window):
         else:
             low = table_exponents(low, book)
             high = table_exponents(high, book)
-        store_joined(words + 2 * i, low, load(rest + i))
-        store_joined(words + 2 * (i + HALF), high, load(rest + i + HALF))
+        store(exponents + i, low)
+        store(exponents + i + HALF, high)
 
 
 @compiled
-def copy_streaming(source, target, size):
-    """Copy a multiple of 64 bytes to an aligned address, past the cache."""
-    for i in range(0, size, LANES):
-        stream(target + i, load(source + i))
+def join_words(words, exponents, rest, streaming):
+    """The words of a full chunk."""
+    for i in range(0, CHUNK, LANES):
+        prefetch(rest + i + AHEAD * CHUNK)
+        low, high = join(load(exponents + i), load(rest + i))
+        put(words + 2 * i, low, streaming)
+        put(words + 2 * i + LANES, high, streaming)
 
 
 @compiled
@@ -158,16 +173,14 @@ def encode_chunks(
     """
     ids, number = pointer64(table), pointer16(counts)
     masks, padded = scratch(MASK_BYTES), scratch(WORD_BYTES)
-    near_codes, near_rest = scratch(HALF), scratch(CHUNK)
+    near_rest = scratch(CHUNK)
     whole_rows = row % CHUNK == 0
     total = 0
     for chunk in range(begin, end):
         element = chunk * CHUNK
         count = min(CHUNK, elements - element)
-        later = (chunk + AHEAD) * CHUNK
-        ahead = 0
-        if whole_rows and chunk + AHEAD < end:
-            ahead = pages + ids[later // row] * stride + 2 * (later % row)
+        soon = min(chunk + AHEAD, end - 1) * CHUNK
+        ahead = pages + ids[soon // row] * stride + 2 * (soon % row)
         if whole_rows:
             words = pages + ids[element // row] * stride + 2 * (element % row)
         else:
@@ -177,25 +190,13 @@ def encode_chunks(
             for i in range(count, CHUNK):
                 spare[i] = filler << 7
         code_target, rest_target = codes + chunk * HALF, rest + element
-        direct = count == CHUNK and not streaming
-        found = encode_words(
-            words,
-            code_target if direct else near_codes,
-            rest_target if direct else near_rest,
-            masks,
-            book,
-            window,
-            ahead,
-        )
-        if streaming:
-            copy_streaming(near_codes, code_target, HALF)
-            if count == CHUNK:
-                copy_streaming(near_rest, rest_target, CHUNK)
-        if not direct:
-            if not streaming:
-                copy_bytes(near_codes, code_target, HALF)
-            if count < CHUNK:
-                copy_bytes(near_rest, rest_target, count)
+        if count == CHUNK:
+            found = encode_words(
+                words, code_target, rest_target, masks, book, window, ahead, streaming
+            )
+        else:
+            found = encode_words(words, code_target, near_rest, masks, book, window, ahead, False)
+            copy_bytes(near_rest, rest_target, count)
         escapes = 0
         if found:
             escapes = list_escapes(words, masks, positions, exponents, total)
@@ -232,7 +233,8 @@ def decode_chunks(
     """Decode chunks `begin` to `end` of the run; the streams are known to fit."""
     ids, number = pointer64(table), pointer16(counts)
     position, exponent = pointer16(positions), pointer8(exponents)
-    near_words, near_rest = scratch(WORD_BYTES), scratch(CHUNK)
+    near_words, near_rest, near_exponents = scratch(WORD_BYTES), scratch(CHUNK), scratch(CHUNK)
+    patched = pointer8(near_exponents)
     whole_rows = row % CHUNK == 0
     escape = 0
     for chunk in range(begin):
@@ -243,22 +245,18 @@ def decode_chunks(
         escapes = number[chunk]
         block = ids[element // row] if whole_rows else 0
         if block >= 0:
+            decode_exponents(near_exponents, codes + chunk * HALF, book, window)
+            for k in range(escape, escape + escapes):
+                patched[position[k]] = exponent[k]
             rest_source = rest + element
             if count < CHUNK:
                 copy_bytes(rest_source, near_rest, count)
                 rest_source = near_rest
-            target = pages + block * stride + 2 * (element % row)
-            direct = whole_rows and not streaming
-            words = target if direct else near_words
-            decode_words(words, codes + chunk * HALF, rest_source, book, window)
-            patched, kept = pointer16(words), pointer8(rest_source)
-            for k in range(escape, escape + escapes):
-                i = position[k]
-                low = kept[i]
-                patched[i] = (exponent[k] << 7) | (low >> 1) | ((low & 1) << 15)
-            if streaming:
-                copy_streaming(near_words, target, WORD_BYTES)
-            elif not whole_rows:
+            if whole_rows:
+                words = pages + block * stride + 2 * (element % row)
+                join_words(words, near_exponents, rest_source, streaming)
+            else:
+                join_words(near_words, near_exponents, rest_source, False)
                 scatter(pages, stride, table, row, element, count, near_words)
         escape += escapes
     if streaming:

@@ -5,13 +5,14 @@
 
 from functools import partial
 
+from . import cpu_memory
 from .coded import Blocks, Coded
 from .cpu_compile import compiled
-from .cpu_fast import copy_bytes, copy_streaming
-from .cpu_memory import STREAM_BYTES, Pages, Stream, source, target
+from .cpu_fast import AHEAD, WORD_BYTES, copy_bytes, put
+from .cpu_memory import STREAM_BYTES, Pages, Stream
 from .cpu_pool import ALIGNMENT, aligned_bytes
 from .cpu_threads import DEFAULT_THREADS, run, spans
-from .cpu_vector import fence, pointer64
+from .cpu_vector import LANES, fence, load, pointer64, prefetch
 
 DTYPES = ("uint8", "uint16")
 
@@ -26,7 +27,7 @@ def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
     IndexError
         When the table names a block that does not exist.
     """
-    pages = source(blocks, DTYPES)
+    pages = cpu_memory.source(blocks, DTYPES)
     flat = aligned_bytes(blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.ctypes.data, threads, into_pages=False)
     return Coded(mode="raw", elements=blocks.elements, dense=(flat,))
@@ -40,7 +41,7 @@ def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> 
     FrameLayoutError
         When there are more or fewer bytes than the blocks have. Nothing has been written then.
     """
-    pages = target(blocks, DTYPES)
+    pages = cpu_memory.target(blocks, DTYPES)
     flat = Stream("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.address, threads, into_pages=True)
 
@@ -61,16 +62,26 @@ def _copy(blocks: Blocks, pages: Pages, flat: int, threads: int, into_pages: boo
 
 
 @compiled
+def copy_vectors(source, target, size, following, streaming):
+    """Copy a multiple of 64 bytes; `following` is where the next ones will be."""
+    for i in range(0, size, LANES):
+        soon = i + AHEAD * WORD_BYTES
+        prefetch(source + soon if soon < size else following + soon - size)
+        put(target + i, load(source + i), streaming)
+
+
+@compiled
 def copy_rows(pages, stride, table, size, begin, end, flat, into_pages, streaming):
     """Copy rows `begin` to `end` of the run from or to `flat`."""
     ids = pointer64(table)
     for i in range(begin, end):
         if ids[i] >= 0:
             there, here = pages + ids[i] * stride, flat + i * size
-            origin, goal = (here, there) if into_pages else (there, here)
-            if streaming:
-                copy_streaming(origin, goal, size)
+            following = here + size if into_pages else pages + ids[min(i + 1, end - 1)] * stride
+            source, target = (here, there) if into_pages else (there, here)
+            if size % LANES == 0:
+                copy_vectors(source, target, size, following, streaming)
             else:
-                copy_bytes(origin, goal, size)
+                copy_bytes(source, target, size)
     if streaming:
         fence()

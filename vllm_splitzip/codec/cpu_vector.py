@@ -13,7 +13,7 @@ each combination of layout, alignment and writability that callers happen to hol
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
@@ -135,13 +135,13 @@ def stream(typing, address, value):
 
 @intrinsic
 def prefetch(typing, address):
-    """Ask for the cache line at any address, valid or not."""
+    """Ask for the cache line at any address, valid or not, that will be used once."""
 
     def generate(context, builder, signature, args):
         line = builder.inttoptr(args[0], _I8.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32])
         declared = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(declared, [line, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
+        builder.call(declared, [line, *(ir.Constant(_I32, n) for n in (0, 0, 1))])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -174,18 +174,26 @@ def split(typing, address):
 
 
 @intrinsic
-def store_joined(typing, address, exponents, rest):
-    """The 64 words made of exponents and rest, to any address."""
+def join(typing, exponents, rest):
+    """The 64 BF16 words made of exponents and rest, as two vectors."""
 
     def generate(context, builder, signature, args):
-        high = builder.shl(builder.zext(args[1], _WORDS), _constant(_WORDS, 8))
-        rotated = builder.or_(high, builder.zext(args[2], _WORDS))
+        high = builder.shl(builder.zext(args[0], _WORDS), _constant(_WORDS, 8))
+        rotated = builder.or_(high, builder.zext(args[1], _WORDS))
         right = builder.lshr(rotated, _constant(_WORDS, 1))
         words = builder.or_(right, builder.shl(rotated, _constant(_WORDS, 15)))
-        builder.store(words, builder.inttoptr(args[0], _WORDS.as_pointer()), align=1)
-        return context.get_dummy_value()
+        every = builder.bitcast(words, ir.VectorType(_I8, 2 * LANES))
+        halves = [
+            builder.shuffle_vector(
+                every,
+                every,
+                ir.Constant(ir.VectorType(_I32, LANES), list(range(start, start + LANES))),
+            )
+            for start in (0, LANES)
+        ]
+        return context.make_tuple(builder, signature.return_type, halves)
 
-    return types.void(types.int64, vector, vector), generate
+    return pair(vector, vector), generate
 
 
 @intrinsic

@@ -1,0 +1,148 @@
+"""Speed of the CPU codec on real KV, beside `torch.Tensor.copy_` of the same bytes.
+
+``python -m benchmarks.cpu_codec [--model NAME ...] [--threads N ...] [--rounds N]``
+
+The held-out KV lies in a paged cache as vLLM has it, its blocks in random order, and is coded in
+runs of three lengths: all of it in one call; one layer of a prompt of 2,048 tokens; one layer of
+256 tokens, which is what the connector asks for. All figures are GB/s of BF16 input. Each round
+measures everything once, one after the other, so that what else the machine does hits all alike;
+the table has the median of the rounds and, in brackets, the lowest and the highest.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks import kv, models
+from vllm_splitzip.codec import cpu, reference
+from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.coded import Blocks, Coded, Words
+
+BLOCK_SIZE = 16
+RUNS = {"all": None, "2,048 tokens": 2048, "256 tokens": 256}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one run length did at one number of threads."""
+
+    ratio: float
+    speeds: dict[str, list[float]]
+
+    def __str__(self) -> str:
+        cells = [f"{self.ratio:.4f}"]
+        for speeds in self.speeds.values():
+            cells.append(f"{median(speeds):6.2f} [{min(speeds):5.2f} - {max(speeds):5.2f}]")
+        return " | ".join(cells)
+
+
+def paged(model: str) -> tuple[Words, Words, Codebook, int]:
+    """(cache of pages, table in token order layer by layer, codebook, blocks per layer)."""
+    book = Codebook.from_histogram(kv.exponent_histogram(kv.capture(model, "calibration")))
+    sample = kv.capture(model, "held_out")
+    prompts = [sample.paged(prompt, BLOCK_SIZE) for prompt in range(len(sample.names))]
+    per_layer = prompts[0].shape[1]
+    rows = np.concatenate([prompt.reshape(-1, prompt[0, 0].size) for prompt in prompts])
+    order = np.random.default_rng(0).permutation(len(rows))
+    cache = empty_cache(rows)
+    cache[order] = rows
+    return cache, order, book, per_layer
+
+
+def empty_cache(like: Words) -> Words:
+    """Pages from torch, as vLLM allocates its cache."""
+    return torch.zeros(like.shape, dtype=torch.int16).numpy().view(np.uint16)
+
+
+def check(blocks: Blocks, book: Codebook) -> None:
+    """The bytes are the reference's."""
+    expected = reference.encode(blocks.pages[blocks.table].reshape(-1), book)
+    actual = cpu.encode_fast(blocks, book)
+    assert actual is not None
+    for ours, theirs in zip(actual.dense, expected.dense, strict=True):
+        assert np.array_equal(ours, theirs)
+    for name, table in expected.tables.items():
+        assert np.array_equal(actual.tables[name], table), name
+
+
+def measure(
+    cache: Words, tables: list[np.ndarray], book: Codebook, threads: int, rounds: int
+) -> Row:
+    torch.set_num_threads(threads)
+    back = empty_cache(cache)
+    runs = [(Blocks(cache, table), Blocks(back, table)) for table in tables]
+    origin = torch.from_numpy(cache.view(np.int16))
+    copied = torch.zeros_like(origin)
+    coded: list[Coded] = []
+
+    def encode() -> None:
+        for source, _ in runs:
+            one = cpu.encode_fast(source, book, threads)
+            assert one is not None, "real KV gets smaller"
+            coded.append(one)
+
+    def decode() -> None:
+        for one, (_, target) in zip(coded, runs, strict=True):
+            cpu.decode_fast(one, book, target, threads)
+
+    def gather() -> None:
+        coded.extend(cpu.encode_raw(source, threads) for source, _ in runs)
+
+    def scatter() -> None:
+        for one, (_, target) in zip(coded, runs, strict=True):
+            cpu.decode_raw(one, target, threads)
+
+    steps: dict[str, Callable[[], object]] = {
+        "copy_": lambda: copied.copy_(origin),
+        "fast encode": encode,
+        "fast decode": decode,
+        "raw encode": gather,
+        "raw decode": scatter,
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in steps}
+    ratio = 0.0
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            if name.endswith("encode"):
+                coded.clear()
+            start = time.perf_counter()
+            step()
+            seconds = time.perf_counter() - start
+            if number:  # The first round has every page's first touch in it.
+                speeds[name].append(cache.nbytes / seconds / 1e9)
+            if name == "fast encode":
+                ratio = cache.nbytes / sum(one.nbytes for one in coded)
+            if name.endswith("decode"):
+                assert np.array_equal(back, cache), f"{name} is not exact"
+                back.fill(0)
+    return Row(ratio, speeds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed of the CPU codec on real KV.")
+    parser.add_argument("--model", nargs="+", default=list(models.SOURCES), metavar="NAME")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    cpu.warm_up()
+    for model in arguments.model:
+        cache, order, book, per_layer = paged(model)
+        check(Blocks(cache, order[: len(order) // 6]), book)
+        window = "window" if book.window else "table"
+        print(f"\n{model}: {cache.nbytes / 1e6:.0f} MB, codebook {[*book.exponents]} ({window})")
+        print("run | threads | ratio | copy_ | fast encode | fast decode | raw encode | raw decode")
+        for name, tokens in RUNS.items():
+            parts = 1 if tokens is None else len(order) * BLOCK_SIZE // tokens
+            tables = np.array_split(order, parts)
+            for threads in arguments.threads:
+                row = measure(cache, tables, book, threads, arguments.rounds)
+                print(f"{name} | {threads} | {row}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
