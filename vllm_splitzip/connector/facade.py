@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ..settings import Settings
 from .geometry import geometry_of
+from .logs import log_with_vllm
 from .lookup import LookupClient
 from .messages import LookupAddress, Step
 from .refusals import refuse_unsupported
@@ -52,6 +53,7 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_with_vllm()
         transfer = self._kv_transfer_config
         settings = Settings.from_extra_config(transfer.kv_connector_extra_config)
         refuse_unsupported(vllm_config, kv_cache_config)
