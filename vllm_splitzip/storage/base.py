@@ -21,6 +21,10 @@ Health = Literal["up", "read-only", "down"]
 _NAMESPACE = re.compile(r"sz1-[a-z0-9-]{1,28}")
 
 
+class DamagedError(StoreError):
+    """A backend has something under a key that is no object of this store."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
     """Names one object. Equal keys name the same bytes, whoever stored them.

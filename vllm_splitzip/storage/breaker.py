@@ -16,8 +16,11 @@ PATIENCE_TIMEOUTS = 3  # ... unless it happens this often in a row
 
 
 class Breaker:
-    """Closed (calls pass), open (calls are refused until the retry time), or trying (one call
-    passes to find out). Thread-safe."""
+    """Closed: calls pass. Open: calls are refused, but for one after each retry time. Thread-safe.
+
+    A call asks `enter` for a ticket and reports with it how it went. Reports of calls that were
+    let in before the breaker opened say nothing about the time after, and are not listened to.
+    """
 
     def __init__(
         self, name: str, consequence: str, clock: Callable[[], float] = time.monotonic
@@ -27,30 +30,28 @@ class Breaker:
         self._clock = clock
         self._lock = threading.Lock()
         self._open = False
+        self._trying = False
+        self._ticket = 0  # counts the times it opened
         self._retry_at = 0.0
         self._delay_s = 0.0
-        self._trying = False
-        self._timeouts = 0
+        self._timeouts = 0  # in a row
 
     @property
     def is_open(self) -> bool:
         return self._open
 
-    def allows(self) -> bool:
-        """Whether a call may be made now. When it may be and the breaker is open, the caller is
-        the one that tries, and must report how it went."""
-        if not self._open:
-            return True
+    def enter(self) -> int | None:
+        """A ticket, or None when no call may be made now."""
         with self._lock:
             if self._open and (self._trying or self._clock() < self._retry_at):
-                return False
+                return None
             self._trying = self._open
-            return True
+            return self._ticket
 
-    def succeeded(self) -> None:
-        if not self._open and not self._timeouts:
-            return
+    def succeeded(self, ticket: int) -> None:
         with self._lock:
+            if ticket != self._ticket:
+                return
             was_open, self._open = self._open, False
             self._trying = False
             self._timeouts = 0
@@ -58,19 +59,15 @@ class Breaker:
         if was_open:
             logger.info("%s is back", self._name)
 
-    def failed(self, why: str) -> bool:
-        """Opens the breaker, or doubles the wait when it is open and this was a try.
-
-        Returns:
-            True when this call opened it.
-        """
+    def failed(self, ticket: int, why: str) -> None:
         with self._lock:
-            opened = not self._open
-            if opened or self._trying:
-                self._delay_s = min(max(self._delay_s * 2, FIRST_RETRY_S), LAST_RETRY_S)
-                self._retry_at = self._clock() + self._delay_s
-            self._open = True
+            if ticket != self._ticket:
+                return
+            opened, self._open = not self._open, True
+            self._ticket += 1
             self._trying = False
+            self._delay_s = min(max(self._delay_s * 2, FIRST_RETRY_S), LAST_RETRY_S)
+            self._retry_at = self._clock() + self._delay_s
         if opened:
             logger.warning(
                 "%s failed (%s); %s until it is back, next try in %g s",
@@ -79,18 +76,19 @@ class Breaker:
                 self._consequence,
                 self._delay_s,
             )
-        return opened
 
-    def abandoned(self) -> None:
-        """A try ended without showing anything; the next call may try again."""
+    def timed_out(self, ticket: int, waited_s: float) -> None:
+        """A call was given up after `waited_s`."""
         with self._lock:
-            self._trying = False
-
-    def timed_out(self, waited_s: float) -> bool:
-        """A call was given up after `waited_s`. Returns True when that opened the breaker."""
-        with self._lock:
+            if ticket != self._ticket:
+                return
             self._timeouts += 1
             hurried = waited_s < PATIENCE_S and self._timeouts < PATIENCE_TIMEOUTS
-            if hurried and not self._open:
-                return False
-        return self.failed(f"no answer within {waited_s:.2f} s")
+        if self._trying or not hurried:
+            self.failed(ticket, f"no answer within {waited_s:.2f} s")
+
+    def abandoned(self, ticket: int) -> None:
+        """A call ended without showing anything."""
+        with self._lock:
+            if ticket == self._ticket:
+                self._trying = False

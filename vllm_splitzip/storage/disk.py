@@ -151,12 +151,13 @@ class DiskTier:
             self._janitor.touch(Path(self._backend.path_of(key)))
             return True
         deadline = time.monotonic() + timeout_s
-        if not self._writes.allows():
+        ticket = self._writes.enter()
+        if ticket is None:
             return False
         try:
             self._janitor.make_room(obj.get_size(), deadline)
         except StoreError as error:
-            self._writes.failed(str(error))
+            self._writes.failed(ticket, str(error))
             return False
         written = threading.Event()
         self._backend.submit_put_task(key, obj, lambda _: written.set())
@@ -165,10 +166,10 @@ class DiskTier:
                 break  # did not fit, or is late
         failure = self._backend.failed.pop(self._backend.path_of(key), None)
         if failure is not None:
-            self._writes.failed(str(failure))
+            self._writes.failed(ticket, str(failure))
             self._backend.forget(key)
             return False
-        self._writes.succeeded()
+        self._writes.succeeded(ticket)
         return bool(self._backend.contains(key))
 
     def remove(self, key: Any) -> None:

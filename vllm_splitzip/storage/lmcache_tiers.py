@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -15,7 +16,15 @@ import torch
 from lmcache.v1.metadata import LMCacheMetadata
 
 from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
+from vllm_splitzip.storage.base import (
+    Buffer,
+    DamagedError,
+    Fetched,
+    Health,
+    ObjectKey,
+    Store,
+    StoreStats,
+)
 from vllm_splitzip.storage.budget import Budget, Reservation
 from vllm_splitzip.storage.config import GIB, StoreConfig
 from vllm_splitzip.storage.disk import DiskTier
@@ -88,10 +97,10 @@ class LMCacheStore(Store):
         if fetched is None and self._disk is not None and self._disk.contains(name):
             tier = "local_disk"
             disk = self._disk
-            fetched = self._fetch(name, lambda left, late: disk.get(name, left, late), deadline)
+            fetched = self._fetch(key, lambda left, late: disk.get(name, left, late), deadline)
         if fetched is None and key not in self._removed:
             tier = "remote"
-            fetched = self._fetch_remote(name, deadline)
+            fetched = self._fetch_remote(key, deadline)
         with self._lock:
             if fetched is None:
                 self._stats.misses += 1
@@ -110,18 +119,15 @@ class LMCacheStore(Store):
             return None
         return _lend(obj, share)
 
-    def _fetch_remote(self, name: Any, deadline: float) -> Fetched | None:
+    def _fetch_remote(self, key: ObjectKey, deadline: float) -> Fetched | None:
+        name = lmcache_key(key)
         for remote in self._remotes:
-            fetched = self._fetch(
-                name,
-                lambda left, late, remote=remote: remote.get(name, left, late),  # type: ignore[misc]
-                deadline,
-            )
+            fetched = self._fetch(key, functools.partial(remote.get, name), deadline)
             if fetched is not None:
                 return fetched
         return None
 
-    def _fetch(self, name: Any, fetch: Fetch, deadline: float) -> Fetched | None:
+    def _fetch(self, key: ObjectKey, fetch: Fetch, deadline: float) -> Fetched | None:
         """One tier's answer, with the memory for it reserved while it may arrive."""
         share = self._budget.reserve(self._max_object_bytes, deadline)
         if share is None or self._closed:
@@ -136,13 +142,15 @@ class LMCacheStore(Store):
             obj = fetch(_left(deadline), late)
         except StoreError as error:
             logger.debug("%s", error)
+            if isinstance(error, DamagedError):
+                self._mark_removed(key)
             return None
         if obj is None:
             share.release()
             return None
         share.shrink(obj.get_size())
         if self._config.hot:
-            self._pool.submit_put_task(name, obj)
+            self._pool.submit_put_task(lmcache_key(key), obj)
         return _lend(obj, share)
 
     def put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, timeout_s: float) -> bool:
@@ -200,15 +208,19 @@ class LMCacheStore(Store):
 
     def remove(self, key: ObjectKey) -> None:
         name = lmcache_key(key)
-        with self._lock:
-            self._removed[key] = None
-            while len(self._removed) > MAX_REMOVED:
-                del self._removed[next(iter(self._removed))]
+        self._mark_removed(key)
         self._pool.remove(name)
         if self._disk is not None:
             self._disk.remove(name)
         for remote in self._remotes:
             remote.remove(name, CLOSE_S)
+
+    def _mark_removed(self, key: ObjectKey) -> None:
+        """Not every backend can delete; until it is overwritten, the key counts as absent."""
+        with self._lock:
+            self._removed[key] = None
+            while len(self._removed) > MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
 
     def close(self) -> None:
         with self._lock:

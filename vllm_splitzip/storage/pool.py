@@ -15,7 +15,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
 from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.base import Buffer
+from vllm_splitzip.storage.base import Buffer, DamagedError
 from vllm_splitzip.storage.budget import Reservation
 from vllm_splitzip.storage.guards import forget_types, without_statistics
 
@@ -48,7 +48,8 @@ class StagingPool(LocalCPUBackend):
         """As LMCache's, called by its connectors with what an object's stored metadata say.
 
         Raises:
-            StoreError: those are not a frame's, so they are damaged.
+            DamagedError: those are not of an object of this store.
+            StoreError: there is not so much memory free in one piece.
         """
         shape = shapes[0] if isinstance(shapes, list) else shapes
         dtype = dtypes[0] if isinstance(dtypes, list) else dtypes
@@ -58,7 +59,7 @@ class StagingPool(LocalCPUBackend):
             or len(shape) != 1
             or not 0 < shape[0] <= self._max_object_bytes
         ):
-            raise StoreError(f"not an object of this store: {fmt}, {dtype}, {tuple(shape)}")
+            raise DamagedError(f"not an object of this store: {fmt}, {dtype}, {tuple(shape)}")
         forget_types()
         # Connectors ask with busy_loop=True from their event loop: when the pool is full that
         # sleeps, for ever, in the thread that would have to free something.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,10 +14,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from vllm_splitzip.errors import SettingError, StoreError
-from vllm_splitzip.storage.base import Health
+from vllm_splitzip.storage.base import DamagedError, Health
 from vllm_splitzip.storage.breaker import Breaker
 from vllm_splitzip.storage.connection import Connection, Opener
-from vllm_splitzip.storage.schemes import redacted
+from vllm_splitzip.storage.schemes import explain, redacted
 
 T = TypeVar("T")
 
@@ -44,6 +45,10 @@ _SETTING_ERRORS = (
     NotADirectoryError,
     FileExistsError,
 )
+
+
+# What connectors stumble over in an object that is damaged, when the server is well.
+_DAMAGE = (ValueError, TypeError, LookupError, AssertionError, struct.error)
 
 
 class RemoteTier:
@@ -76,16 +81,19 @@ class RemoteTier:
         Raises:
             SettingError: the connector cannot work with its settings at all.
         """
+        ticket = self._breaker.enter()
+        if ticket is None:
+            return
         try:
             self._connect(time.monotonic() + timeout_s)
         except TimeoutError:
-            self._breaker.failed(f"not connected within {timeout_s:g} s")
+            self._breaker.failed(ticket, f"not connected within {timeout_s:g} s")
         except SettingError:
             raise
         except _SETTING_ERRORS as error:
-            raise SettingError(f"{self.label}: LMCache cannot use it: {error!r}") from error
+            raise SettingError(f"{self.label}: LMCache cannot use it: {explain(error)}") from error
         except Exception as error:
-            self._breaker.failed(redacted(repr(error)))
+            self._breaker.failed(ticket, explain(error))
 
     def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
         async def ask(connector: Any) -> list[bool]:
@@ -101,11 +109,18 @@ class RemoteTier:
         called once, with None when that is nothing, exactly when the call raises StoreError.
 
         Raises:
+            DamagedError: what is there is no object of this store.
             StoreError: no answer.
         """
 
         async def ask(connector: Any) -> Any:
-            return await connector.get(key)
+            try:
+                return await connector.get(key)
+            except _DAMAGE as error:
+                # On a stream they are as likely the end of it, or somebody else's bytes.
+                if self._width > 1:
+                    raise DamagedError(explain(error)) from error
+                raise
 
         return self._call(ask, timeout_s, late)
 
@@ -115,16 +130,17 @@ class RemoteTier:
         """Stores `obj`. `done` is called once, when the backend has let go of it. `fresh`: what
         the backend may have under this key is known to be damaged."""
         deadline = time.monotonic() + timeout_s
-        if not self._writes.allows():
+        ticket = self._writes.enter()
+        if ticket is None:
             done()
             return False
         try:
             if self._prepare(key, obj.get_size(), deadline, fresh=fresh):
-                self._writes.abandoned()
+                self._writes.abandoned(ticket)
                 done()
                 return True
         except StoreError as error:
-            self._writes.failed(redacted(str(error)))
+            self._writes.failed(ticket, redacted(str(error)))
             done()
             return False
 
@@ -133,24 +149,20 @@ class RemoteTier:
             # lm:// acknowledges nothing: its put has "succeeded" when the kernel took the bytes.
             return self._width > 1 or bool(await connector.exists(key))
 
-        refused = False
-
         def refusal(error: BaseException) -> bool:
-            nonlocal refused
-            refused = _is_refusal(error)
-            if refused:
-                self._writes.failed(redacted(str(error)))
-            return refused
+            if _is_refusal(error):
+                self._writes.failed(ticket, explain(error))
+                return True
+            return False
 
+        left_s = max(0.0, deadline - time.monotonic())
         try:
-            left_s = max(0.0, deadline - time.monotonic())
             stored = self._call(ask, left_s, lambda _: done(), refusal)
         except StoreError as error:
-            if not refused:
-                self._writes.abandoned()
+            self._writes.abandoned(ticket)
             logger.debug("not stored: %s", error)
             return False
-        self._writes.succeeded()
+        self._writes.succeeded(ticket)
         done()
         return stored
 
@@ -196,7 +208,8 @@ class RemoteTier:
                 called once.
         """
         drop = late if late is not None else _ignore
-        if not self._breaker.allows():
+        ticket = self._breaker.enter()
+        if ticket is None:
             drop(None)
             raise StoreError(f"{self.label} is down")
         started = time.monotonic()
@@ -208,17 +221,14 @@ class RemoteTier:
             future = connection.submit(ask)
             result = future.result(max(0.0, started + timeout_s - time.monotonic()))
         except BaseException as error:
-            # Calls on a connection that has been given up already say nothing about the next.
-            stale = connection is not None and connection is not self._connection
-            late_by_s = time.monotonic() - started
-            if stale:
-                self._breaker.abandoned()
-            elif tolerate(error) or (future is not None and isinstance(error, StoreError)):
-                self._breaker.succeeded()  # it works; the object, the pool or its disk does not
+            waited_s = time.monotonic() - started
+            if tolerate(error) or (future is not None and isinstance(error, StoreError)):
+                # it works; the object, the pool or its disk does not
+                self._breaker.succeeded(ticket)
             elif isinstance(error, TimeoutError):  # the deadline, or the backend's own
-                self._breaker.timed_out(late_by_s)
+                self._breaker.timed_out(ticket, waited_s)
             else:
-                self._breaker.failed(redacted(repr(error)))
+                self._breaker.failed(ticket, explain(error))
             if future is None:
                 drop(None)
             else:
@@ -228,8 +238,9 @@ class RemoteTier:
                 self._retire(connection)
             if not isinstance(error, Exception):
                 raise
-            raise StoreError(f"{self.label}: {error!r} after {late_by_s:.2f} s") from error
-        self._breaker.succeeded()
+            kind = DamagedError if isinstance(error, DamagedError) else StoreError
+            raise kind(f"{self.label}: {explain(error)} after {waited_s:.2f} s") from error
+        self._breaker.succeeded(ticket)
         return result
 
     def _connect(self, deadline: float) -> Connection:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import os
+import pkgutil
+import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from lmcache.v1.storage_backend.connector import CreateConnector
+from lmcache.v1.storage_backend import connector
 
 from vllm_splitzip.errors import SettingError, StoreError
 from vllm_splitzip.storage.config import Remote, StoreConfig
@@ -37,6 +41,7 @@ def open_remote(
         check_metadata_format()
     except StoreError as error:
         raise SettingError(f"{remote.label}: {error}") from error
+    _import_connector(remote.scheme)
     lmcache = copy.copy(config.lmcache)
     tmp_name = _own_tmp_name(lmcache)
     lmcache.extra_config = {
@@ -45,10 +50,12 @@ def open_remote(
     }
 
     def opener(loop: Any) -> Any:
-        connector = CreateConnector(remote.url, loop, pool, lmcache, metadata, remote.plugin)
+        if remote.scheme == "lm":
+            _knock(remote.url)
+        opened = connector.CreateConnector(remote.url, loop, pool, lmcache, metadata, remote.plugin)
         # Without LMCache's instruments: they keep a number per call for a reporter that only
         # its engine runs.
-        return connector.getWrappedConnector()
+        return opened.getWrappedConnector()
 
     tier: RemoteTier
     if remote.scheme == "fs":
@@ -119,6 +126,26 @@ class FsTier(RemoteTier):
     def close(self) -> None:
         super().close()
         self._janitor.close()
+
+
+def _import_connector(scheme: str) -> None:
+    """Imports now, while LMCache is kept quiet, what it imports when it connects."""
+    kind = "redis" if scheme.startswith("redis") or scheme == "unix" else scheme
+    for module in pkgutil.iter_modules(connector.__path__):
+        if module.name.endswith("_adapter") or module.name == f"{kind}_connector":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"{connector.__name__}.{module.name}")
+
+
+def _knock(url: str) -> None:
+    """LMCache's lm connector connects without a time limit, and leaves its socket when it fails.
+
+    Raises:
+        OSError: nobody listens.
+    """
+    parsed = urlparse(url)
+    if parsed.hostname and parsed.port:
+        socket.create_connection((parsed.hostname, parsed.port), OPEN_S).close()
 
 
 def _own_tmp_name(lmcache: Any) -> str:

@@ -85,3 +85,8 @@ def check_plugin(name: str, has_module: bool) -> None:
 def redacted(url: str) -> str:
     """`url` without the user name and password it may carry."""
     return re.sub(r"(?<=://)[^/\s]*@", "***@", url)
+
+
+def explain(error: BaseException) -> str:
+    """An error for a message: its kind, and what it says, without passwords."""
+    return redacted(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
