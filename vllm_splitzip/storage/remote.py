@@ -9,6 +9,7 @@ import logging
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -116,9 +117,12 @@ class RemoteTier:
         async def ask(connector: Any) -> Any:
             try:
                 return await connector.get(key)
-            except _DAMAGE as error:
-                # On a stream they are as likely the end of it, or somebody else's bytes.
-                if self._width > 1:
+            except Exception as error:
+                # LMCache keeps the last error of each of its workers, and with it the memory
+                # that the failed call had allocated and not given back.
+                traceback.clear_frames(error.__traceback__)
+                # On a stream these are as likely the end of it, or somebody else's bytes.
+                if isinstance(error, _DAMAGE) and self._width > 1:
                     raise DamagedError(explain(error)) from error
                 raise
 
