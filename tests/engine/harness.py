@@ -52,7 +52,7 @@ def run_engine(
         **os.environ,
         "SPLITZIP_TEST_DIGESTS": str(digests),
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         "VLLM_PLUGINS": "splitzip",
     }
     log_path = directory / f"{name}.log"

@@ -28,7 +28,9 @@ def main(job_path: str) -> None:
         )
         prompts = [{"prompt_token_ids": ids} for ids in step["prompts"]]
         batches = [prompts] if step.get("together") else [[prompt] for prompt in prompts]
-        outputs = [out for batch in batches for out in llm.generate(batch, sampling, use_tqdm=False)]
+        outputs = [
+            out for batch in batches for out in llm.generate(batch, sampling, use_tqdm=False)
+        ]
         results.append(
             [
                 {"tokens": list(out.outputs[0].token_ids), "cached": out.num_cached_tokens}

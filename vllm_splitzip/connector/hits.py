@@ -34,6 +34,9 @@ def longest_hit(
 ) -> Hit:
     """The longest prefix of at most `limit` units whose every needed frame is stored.
 
+    It ends with a whole chunk, or inside the first chunk that is not stored whole, where the end
+    of another request's prompt may have left a shorter frame.
+
     Parameters
     ----------
     known
@@ -54,8 +57,8 @@ def longest_hit(
     stored: dict[Run, bool] = {}
     for end in [*tails, *range(prefix, 0, -chunk)]:
         units = min(end, limit)
-        if end - units >= chunk:
-            continue
+        if units <= geometry.chunk_start(end - 1):
+            continue  # Nothing of this frame could be used.
         needed = [Run(part.index, end) for part in full] if end % chunk else []
         for part in windowed:
             needed += _window_runs(geometry, part, units, end)
