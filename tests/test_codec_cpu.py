@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bits import assert_bits_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_splitzip.codec import cpu, cpu_pool, cpu_threads, reference
+from bits import assert_bits_equal
+from vllm_splitzip.codec import cpu, cpu_pool, cpu_raw, cpu_threads, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import CHUNK, Blocks, Coded, Words
 from vllm_splitzip.errors import FrameLayoutError
@@ -40,12 +41,21 @@ def book(request: pytest.FixtureRequest) -> Codebook:
     return request.param
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _many_jobs() -> Iterator[None]:
+    """Small inputs on several threads, which are meant for large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "JOB_CHUNKS", 3)
+        patch.setattr(cpu_raw, "JOB_BYTES", 4096)
+        yield
+
+
 @pytest.fixture(params=[False, True], ids=["cached", "streamed"])
 def _streaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small inputs through the stores that are meant for large ones, too."""
     if request.param:
         monkeypatch.setattr(cpu, "STREAM_BYTES", 0)
-        monkeypatch.setattr("vllm_splitzip.codec.cpu_raw.STREAM_BYTES", 0)
+        monkeypatch.setattr(cpu_raw, "STREAM_BYTES", 0)
 
 
 def kv_like(size: int, book: Codebook, escape_rate: float = 0.01) -> Words:
@@ -128,8 +138,14 @@ def test_every_pattern(book: Codebook) -> None:
         assert check(common, book).nbytes < common.nbytes
 
 
-def test_every_pattern_alone(book: Codebook) -> None:
-    """One element of every pattern, as a run of its own."""
+def test_every_pattern_at_every_position() -> None:
+    """Chunks full of one pattern, which is nearly always an escape, so this is about decoding."""
+    book = BOOKS["zero-window"]
+    for patterns in np.arange(1 << 16, dtype=np.uint16).reshape(32, -1):
+        check(np.repeat(patterns, CHUNK), book, CHUNK)
+
+
+def test_a_pattern_alone(book: Codebook) -> None:
     for pattern in range(0, 1 << 16, 97):
         check(np.array([pattern], np.uint16), book, threads=1)
 
@@ -357,6 +373,29 @@ def check_quietly(words: Words, book: Codebook) -> None:
     back = Blocks(np.zeros_like(blocks.pages), blocks.table)
     cpu.decode_fast(coded, book, back)
     assert_bits_equal(back.pages, blocks.pages)
+
+
+FORK = """
+import os
+import numpy as np
+from vllm_splitzip.codec import cpu
+from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.coded import Blocks
+
+cpu.JOB_CHUNKS = 1
+blocks = Blocks(np.full((64, 1024), 120 << 7, np.uint16), np.arange(64))
+book = Codebook(bytes(range(115, 131)))
+expected = cpu.encode_fast(blocks, book, threads=2)
+child = os.fork()
+actual = cpu.encode_fast(blocks, book, threads=2)
+assert (actual.dense[0] == expected.dense[0]).all()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=120)
 
 
 def test_errors_in_threads_arrive() -> None:

@@ -3,7 +3,7 @@
 >>> coded = encode_fast(blocks, book) or encode_raw(blocks)
 """
 
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -20,8 +20,8 @@ __all__ = ["decode_fast", "decode_raw", "encode_fast", "encode_raw", "warm_up"]
 
 HALF = CHUNK // 2
 
-JOB_CHUNKS = 512
-"""Least work for a thread, 1 MiB: below it the hand-over costs more than it saves."""
+JOB_CHUNKS = 1024
+"""Least work for a thread, 2 MiB: below it the hand-over costs more than it saves."""
 
 
 def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) -> Coded | None:
@@ -32,31 +32,33 @@ def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) 
     IndexError
         When the table names a block that does not exist.
     """
-    pages = source(blocks, ("uint16",))
+    pages = source(blocks, (2,))
     elements, chunks = blocks.elements, chunks_of(blocks.elements)
     limit = (elements - (HALF + 2) * chunks - 1) // 3
     if limit < 0:
         return None
-    memory = aligned_bytes(HALF * chunks + 2 * chunks + elements)
-    codes, rest, counts = np.split(memory, [HALF * chunks, HALF * chunks + elements])
+    after_codes, after_rest = HALF * chunks, HALF * chunks + elements + elements % 2
+    memory = aligned_bytes(after_rest + 2 * chunks)
     address = memory.ctypes.data
-    entries, window = _table(book)
+    _held, book_address, window = _table(book)
     streaming = 2 * elements >= STREAM_BYTES
     found: list[tuple[int, int, Bytes, Bytes]] = []
 
     def code(begin: int, end: int) -> None:
         if sum(number for _, number, _, _ in found) > limit:
             return
-        # Room for the worst case, which is rarely touched, and then not backed by memory.
-        room = min(limit, (end - begin) * CHUNK) + CHUNK
-        lists = aligned_bytes(3 * room)
-        at = lists.ctypes.data
-        number = cpu_fast.encode_chunks(
-            pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
-            address, address + codes.size, address + codes.size + rest.size,
-            at, at + 2 * room, limit, entries, window, int(streaming),
-        )  # fmt: skip
-        found.append((begin, number, lists[: 2 * number], lists[2 * room : 2 * room + number]))
+        # Room for many times what real KV needs, and for the worst that pays if that is short.
+        for most in (min(limit, (end - begin) * CHUNK // 32), limit):
+            lists = aligned_bytes(3 * (most + CHUNK))
+            at, after = lists.ctypes.data, 2 * (most + CHUNK)
+            number = cpu_fast.encode_chunks(
+                pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
+                address, address + after_codes, address + after_rest,
+                at, at + after, most, book_address, window, int(streaming),
+            )  # fmt: skip
+            if number <= most:
+                break
+        found.append((begin, number, lists[: 2 * number], lists[after : after + number]))
 
     run([partial(code, *span) for span in spans(chunks, JOB_CHUNKS, threads)], threads)
     if sum(number for _, number, _, _ in found) > limit:
@@ -65,9 +67,9 @@ def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) 
     return Coded(
         mode="fast",
         elements=elements,
-        dense=(codes, rest),
+        dense=(memory[:after_codes], memory[after_codes : after_codes + elements]),
         tables={
-            "counts": counts,
+            "counts": memory[after_rest:],
             "positions": np.concatenate([positions for _, _, positions, _ in found]),
             "exponents": np.concatenate([exponents for _, _, _, exponents in found]),
         },
@@ -84,7 +86,7 @@ def decode_fast(
     FrameLayoutError
         When the streams contradict each other or the blocks. Nothing has been written then.
     """
-    pages = target(blocks, ("uint16",))
+    pages = target(blocks, (2,))
     elements, chunks = blocks.elements, chunks_of(blocks.elements)
     if coded.elements != elements or len(coded.dense) != 2:
         raise FrameLayoutError(
@@ -103,7 +105,7 @@ def decode_fast(
             f"{exponents.size} escapes up to position {furthest} of a chunk, expected {counted} "
             f"below {CHUNK} and within {elements} elements"
         )
-    entries, window = _table(book)
+    _held, book_address, window = _table(book)
     whole_vectors = pages.aligned and pages.row % CHUNK == 0
     streaming = whole_vectors and 2 * elements >= STREAM_BYTES
 
@@ -111,17 +113,17 @@ def decode_fast(
         cpu_fast.decode_chunks(
             pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
             codes.address, rest.address, counts.address,
-            positions.address, exponents.address, entries, window, int(streaming),
+            positions.address, exponents.address, book_address, window, int(streaming),
         )  # fmt: skip
 
     run([partial(code, *span) for span in spans(chunks, JOB_CHUNKS, threads)], threads)
 
 
-@cache
-def _table(book: Codebook) -> tuple[int, int]:
-    """(address of its 16 exponents, whether it is a window). Kept, as there are few books."""
-    entries = np.frombuffer(book.exponents, np.uint8)
-    return entries.ctypes.data, int(book.window is not None)
+@lru_cache(maxsize=256)
+def _table(book: Codebook) -> tuple[Bytes, int, int]:
+    """(its 16 exponents, their address, whether they are a window)."""
+    entries = book.decoding_table()
+    return entries, entries.ctypes.data, int(book.window is not None)
 
 
 def warm_up() -> None:

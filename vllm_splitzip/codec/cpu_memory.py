@@ -25,7 +25,7 @@ class Pages:
     aligned: bool
 
 
-def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+def source(blocks: Blocks, widths: tuple[int, ...]) -> Pages:
     """Blocks that will be read.
 
     Raises
@@ -33,7 +33,7 @@ def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     IndexError
         When the table names a block that does not exist.
     """
-    pages = _pages(blocks, dtypes)
+    pages = _pages(blocks, widths)
     ids = pages.table
     # As unsigned numbers the negative ones are the largest.
     if ids.size and ids.view(np.uint64).max() >= blocks.pages.shape[0]:
@@ -43,7 +43,7 @@ def source(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     return pages
 
 
-def target(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+def target(blocks: Blocks, widths: tuple[int, ...]) -> Pages:
     """Blocks that will be written, negative ids passed over.
 
     Raises
@@ -51,7 +51,7 @@ def target(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     FrameLayoutError
         When the table names a block that does not exist.
     """
-    pages = _pages(blocks, dtypes)
+    pages = _pages(blocks, widths)
     if not blocks.pages.flags.writeable:
         raise ValueError("the pages to decode into are read-only")
     if pages.table.size and pages.table.max() >= blocks.pages.shape[0]:
@@ -61,10 +61,10 @@ def target(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
     return pages
 
 
-def _pages(blocks: Blocks, dtypes: tuple[str, ...]) -> Pages:
+def _pages(blocks: Blocks, widths: tuple[int, ...]) -> Pages:
     pages = blocks.pages
-    if pages.dtype.name not in dtypes:
-        raise ValueError(f"pages of {pages.dtype}, expected {' or '.join(dtypes)}")
+    if pages.dtype.kind != "u" or pages.itemsize not in widths:
+        raise ValueError(f"pages of {pages.dtype}, expected unsigned of {widths} bytes")
     if pages.ndim != 2 or not pages.flags.aligned or pages.strides[1] != pages.itemsize:
         raise ValueError(f"pages must be aligned rows, these are {pages.shape}, {pages.strides}")
     address, stride = pages.ctypes.data, pages.strides[0]

@@ -14,9 +14,9 @@ from .cpu_pool import ALIGNMENT, aligned_bytes
 from .cpu_threads import DEFAULT_THREADS, run, spans
 from .cpu_vector import LANES, fence, load, pointer64, prefetch
 
-DTYPES = ("uint8", "uint16")
+WIDTHS = (1, 2)
 
-JOB_BYTES = 1 << 18
+JOB_BYTES = 1 << 21
 
 
 def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
@@ -27,7 +27,7 @@ def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
     IndexError
         When the table names a block that does not exist.
     """
-    pages = cpu_memory.source(blocks, DTYPES)
+    pages = cpu_memory.source(blocks, WIDTHS)
     flat = aligned_bytes(blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.ctypes.data, threads, into_pages=False)
     return Coded(mode="raw", elements=blocks.elements, dense=(flat,))
@@ -41,7 +41,7 @@ def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> 
     FrameLayoutError
         When there are more or fewer bytes than the blocks have. Nothing has been written then.
     """
-    pages = cpu_memory.target(blocks, DTYPES)
+    pages = cpu_memory.target(blocks, WIDTHS)
     flat = Stream("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.address, threads, into_pages=True)
 
