@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from storage_helpers import (
     MIB,
     BlackHole,
@@ -20,7 +21,6 @@ from storage_helpers import (
     redis_server,
     wait_for,
 )
-
 from vllm_splitzip.storage.breaker import Breaker
 
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from storage_helpers import MIB, content, get, idle_within, key, opened, put, wait_for
 
+from storage_helpers import MIB, content, get, idle_within, key, opened, put, wait_for
 from vllm_splitzip.storage import open_store
 
 FILE = "sz1-0123456789abcdef@1@0@{:x}@uint8.data"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from storage_helpers import (
     MIB,
     content,
@@ -13,7 +14,6 @@ from storage_helpers import (
     put,
     redis_server,
 )
-
 from vllm_splitzip.errors import StoreError
 from vllm_splitzip.storage import ObjectKey
 

@@ -32,7 +32,8 @@ class Remote:
     """One remote backend: a URL, or the name of a storage plugin."""
 
     url: str
-    scheme: str
+    scheme: str  # of `target`
+    target: str  # what `url` is in the end, behind audit://
     plugin: str | None = None
 
     @property
@@ -102,8 +103,10 @@ def load_config(
             f"max_local_cpu_size={config.max_local_cpu_size}: one frame of this model can take "
             f"{max_object_bytes / GIB:.3f} GB. Allowed: that or more"
         )
-    if max_store_gib is not None and not (
-        isinstance(max_store_gib, int | float) and 0 < max_store_gib < math.inf
+    if max_store_gib is not None and (
+        isinstance(max_store_gib, bool)
+        or not isinstance(max_store_gib, int | float)
+        or not 0 < max_store_gib < math.inf
     ):
         raise SettingError(f"max_store_gib={max_store_gib!r}. Allowed: a number greater than 0")
     if max_store_gib is None and default:
@@ -184,19 +187,24 @@ def _plugin(config: LMCacheEngineConfig, name: str) -> Remote:
     extra = config.extra_config
     named = bool(extra.get(f"{prefix}.module_path") and extra.get(f"{prefix}.class_name"))
     check_plugin(name, named)
-    return Remote(f"plugin://{name}", name.partition(".")[0], name)
+    url = f"plugin://{name}"
+    return Remote(url, name.partition(".")[0], url, name)
 
 
 def _remote(config: LMCacheEngineConfig) -> Remote:
-    url = str(config.remote_url)
+    config.remote_url = url = _with_host(str(config.remote_url))
     scheme = check_scheme("remote_url", url)
-    if scheme == "audit":
-        actual = config.extra_config.get("audit_actual_remote_url", config.audit_actual_remote_url)
-        scheme = check_scheme("audit_actual_remote_url", str(actual))
-    if scheme == "fs" and url.startswith("fs:///"):
-        # LMCache documents this form, and refuses it for the missing host and port.
-        url = config.remote_url = url.replace("fs://", "fs://localhost:0", 1)
-    return Remote(url, scheme)
+    if scheme != "audit":
+        return Remote(url, scheme, url)
+    extra = config.extra_config
+    actual = extra.get("audit_actual_remote_url", config.audit_actual_remote_url)
+    extra["audit_actual_remote_url"] = target = _with_host(str(actual))
+    return Remote(url, check_scheme("audit_actual_remote_url", target), target)
+
+
+def _with_host(url: str) -> str:
+    """LMCache documents fs:///PATH, and refuses it for the missing host and port."""
+    return url.replace("fs://", "fs://localhost:0", 1) if url.startswith("fs:///") else url
 
 
 def _url_path(directory: Path) -> str:

@@ -51,7 +51,7 @@ def open_remote(
 
     def opener(loop: Any) -> Any:
         if remote.scheme == "lm":
-            _knock(remote.url)
+            _knock(remote.target)
         opened = connector.CreateConnector(remote.url, loop, pool, lmcache, metadata, remote.plugin)
         # Without LMCache's instruments: they keep a number per call for a reporter that only
         # its engine runs.
@@ -159,7 +159,7 @@ def _own_tmp_name(lmcache: Any) -> str:
 def _directories(remote: Remote, lmcache: Any) -> list[Path]:
     """The base paths, as FSConnector takes them from the URL or from extra_config."""
     if remote.plugin is None:
-        paths = urlparse(remote.url).path
+        paths = urlparse(remote.target).path
     else:
         paths = lmcache.get_extra_config_value(
             f"remote_storage_plugin.{remote.plugin}.base_path"

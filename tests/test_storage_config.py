@@ -1,0 +1,286 @@
+"""Settings come from where LMCache's users put them; what cannot work is said at start-up."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage_helpers import MIB, get, key, opened, put
+from vllm_splitzip.errors import SettingError
+from vllm_splitzip.storage import open_store
+from vllm_splitzip.storage.quiet import quiet_lmcache
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("LMCACHE_"):
+            monkeypatch.delenv(name)
+
+
+def config(extra, **settings):
+    with quiet_lmcache():
+        from vllm_splitzip.storage.config import load_config
+    return load_config(extra, **{"max_object_bytes": MIB, **settings})
+
+
+def urls(loaded) -> list[str]:
+    return [remote.url for remote in loaded.remotes]
+
+
+def test_nothing_set_is_a_directory_with_a_modest_pool(tmp_path):
+    loaded = config({}, cache_dir=tmp_path)
+    assert urls(loaded) == [f"fs://localhost:0{tmp_path}"]
+    assert loaded.limit_bytes == 10 << 30
+    assert loaded.pool_bytes == 256 * MIB
+    assert not loaded.hot
+    assert not loaded.disk
+
+
+def test_the_pool_grows_with_the_objects(tmp_path):
+    assert config({}, cache_dir=tmp_path, max_object_bytes=100 * MIB).pool_bytes == 400 * MIB
+
+
+def test_file_then_variables_then_keys(tmp_path, monkeypatch):
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(
+        "remote_url: fs://h:1/from/file\nmax_local_cpu_size: 1.5\nlocal_cpu: false\n"
+        "extra_config:\n  fs_connector_relative_tmp_dir: mine\n"
+    )
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    assert urls(config({})) == ["fs://h:1/from/file"]
+    assert config({}).pool_bytes == 1536 * MIB
+    monkeypatch.setenv("LMCACHE_REMOTE_URL", "fs://h:1/from/variable")
+    assert urls(config({})) == ["fs://h:1/from/variable"]
+    loaded = config({"lmcache.remote_url": "fs://h:1/from/key", "codec": "fast"})
+    assert urls(loaded) == ["fs://h:1/from/key"]
+    assert loaded.limit_bytes is None
+    assert not loaded.hot
+    assert loaded.lmcache.extra_config["fs_connector_relative_tmp_dir"] == "mine"
+    assert loaded.lmcache.extra_config["save_chunk_meta"] is True
+
+
+@pytest.mark.parametrize(
+    ("extra", "hot", "disk", "remotes"),
+    [
+        ({"local_cpu": True}, True, False, 0),
+        ({"local_cpu": False}, False, False, 1),
+        ({"max_local_cpu_size": 1}, True, False, 1),
+        ({"chunk_size": 512}, False, False, 1),
+        ({"local_disk": "/d", "max_local_disk_size": 1}, False, True, 0),
+        ({"local_cpu": True, "remote_url": "redis://h:1"}, True, False, 1),
+        ({"remote_storage_plugins": "redis,fs.mine", "remote_url": "lm://h:1"}, False, False, 3),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_tiers_are_those_that_somebody_asked_for(tmp_path, extra, hot, disk, remotes):
+    loaded = config({f"lmcache.{k}": v for k, v in extra.items()}, cache_dir=tmp_path)
+    assert (loaded.hot, loaded.disk, len(loaded.remotes)) == (hot, disk, remotes)
+
+
+def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
+    assert config({"lmcache.local_cpu": True}).pool_bytes == 5 << 30
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"lmcache.remote_ulr": "x"}, r"lmcache\.remote_ulr='x'.*Did you mean lmcache\.remote_url"),
+        ({"lmcache.max_local_cpu_size": "big"}, r"max_local_cpu_size='big'.*float"),
+        ({"lmcache.max_local_cpu_size": -1}, r"max_local_cpu_size=-1\.0.*greater than 0"),
+        ({"lmcache.max_local_cpu_size": float("nan")}, r"max_local_cpu_size=nan"),
+        ({"lmcache.max_local_disk_size": -1}, r"max_local_disk_size=-1\.0"),
+        ({"lmcache.local_disk": "/d"}, r"max_local_disk_size=0\.0: local_disk is set"),
+        ({"lmcache.max_local_cpu_size": 1e-4}, r"max_local_cpu_size=0\.0001: one frame"),
+        ({"lmcache.remote_url": "ftp://h:1"}, r"remote_url='ftp://h:1'.*no backend.*redis://"),
+        ({"lmcache.remote_url": "nonsense"}, r"remote_url='nonsense': no scheme"),
+        ({"lmcache.remote_url": "s3://b"}, r"s3 backend stores objects of one fixed size.*fs://"),
+        ({"lmcache.remote_url": "resp://h:1"}, r"resp backend.*use redis://"),
+        ({"lmcache.remote_url": "valkey://h:1"}, r"valkey backend.*use redis://"),
+        ({"lmcache.remote_url": "azure://c"}, r"azure backend.*mount the bucket"),
+        ({"lmcache.remote_url": "bigtable://c"}, r"bigtable backend"),
+        ({"lmcache.remote_url": "hfbucket://c"}, r"hfbucket backend"),
+        ({"lmcache.remote_url": "mock://1"}, r"mock backend keeps no data"),
+        ({"lmcache.remote_url": "blackhole://"}, r"blackhole backend keeps no data"),
+        ({"lmcache.remote_url": "audit://h:1"}, r"audit_actual_remote_url='None'"),
+        ({"lmcache.remote_storage_plugins": "s3"}, r"remote_storage_plugins='s3': .*fixed size"),
+        ({"lmcache.remote_storage_plugins": "other.x"}, r"remote_storage_plugins='other\.x'"),
+        ({"lmcache.storage_plugins": "mine"}, r"storage_plugins=\['mine'\] is not supported yet"),
+        ({"lmcache.enable_p2p": True}, r"enable_p2p=True.*Leave it out"),
+        ({"lmcache.gds_path": "/x"}, r"gds_path='/x'.*Leave it out"),
+        ({"lmcache.extra_config": {"enable_nixl_storage": True}}, r"nixl.*fixed size"),
+        ({"lmcache.extra_config": "{"}, r"lmcache\.extra_config='\{'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_said_with_key_value_and_what_is_allowed(extra, message):
+    with pytest.raises(SettingError, match=message):
+        config(extra)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "10", True])
+def test_limit_must_be_a_positive_number(value):
+    with pytest.raises(SettingError, match="max_store_gib="):
+        config({}, max_store_gib=value)
+
+
+def test_passwords_do_not_reach_the_message():
+    with pytest.raises(SettingError) as caught:
+        config({"lmcache.remote_url": "valkey://me:hunter2@h:1"})
+    assert "hunter2" not in str(caught.value)
+    loaded = config({"lmcache.remote_url": "redis://me:hunter%2F2@h:1"})
+    assert loaded.remotes[0].label == "redis://***@h:1"
+
+
+def test_variables_that_lmcache_cannot_read_are_said(monkeypatch):
+    monkeypatch.setenv("LMCACHE_MAX_LOCAL_CPU_SIZE", "plenty")
+    with pytest.raises(SettingError, match="max_local_cpu_size=None"):
+        config({})
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "- a list", "extra_config: 7"])
+def test_a_configuration_file_that_cannot_be_read_is_said(tmp_path, monkeypatch, text):
+    file = tmp_path / "lmcache.yaml"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    with pytest.raises(SettingError):
+        config({})
+
+
+@pytest.mark.parametrize("url", ["fs://{path}", "fs://host:0{path}", "fs://host:7/{path}"])
+def test_every_way_to_write_a_path(tmp_path, url):
+    extra = {"lmcache.remote_url": url.format(path=tmp_path / "store")}
+    with opened(extra) as store:
+        assert put(store, 1, b"data")
+        assert len(list((tmp_path / "store").glob("*.data"))) == 1
+
+
+def test_fs_as_a_plugin(tmp_path):
+    extra = {
+        "lmcache.remote_storage_plugins": ["fs.near", "fs.far"],
+        "lmcache.extra_config": {
+            "remote_storage_plugin.fs.near.base_path": str(tmp_path / "near"),
+            "remote_storage_plugin.fs.far.base_path": f"{tmp_path}/far1,{tmp_path}/far2",
+        },
+    }
+    with opened(extra) as store:
+        assert put(store, 1, b"data")
+        assert get(store, 1) == b"data"
+        assert [path.parent.name for path in sorted(tmp_path.rglob("*.data"))] == ["far2", "near"]
+        store.remove(key(1))
+        assert not list(tmp_path.rglob("*.data"))
+
+
+def test_a_path_that_cannot_be_made_stops_start_up(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="LMCache cannot use it: NotADirectoryError"):
+        open_store({"lmcache.remote_url": f"fs://h:0{tmp_path}/file/below"}, max_object_bytes=MIB)
+    with pytest.raises(SettingError, match="no path"):
+        open_store({"lmcache.remote_url": "fs://h:0"}, max_object_bytes=MIB)
+
+
+def test_a_backend_whose_package_is_missing_stops_start_up():
+    with pytest.raises(SettingError, match=r"infinistore://h:1: LMCache cannot use it: .*Error"):
+        open_store({"lmcache.remote_url": "infinistore://h:1"}, max_object_bytes=MIB)
+
+
+PLUGIN = '''
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+from lmcache.v1.memory_management import MemoryFormat
+import torch
+
+class Connector(RemoteConnector):
+    """Keeps objects in a dict."""
+
+    def __init__(self, loop, local_cpu_backend, config):
+        super().__init__(config, local_cpu_backend.metadata)
+        self.pool = local_cpu_backend
+        self.objects = {}
+
+    async def exists(self, key):
+        return key in self.objects
+
+    def exists_sync(self, key):
+        return key in self.objects
+
+    async def get(self, key):
+        data = self.objects.get(key)
+        if data is None:
+            return None
+        obj = self.pool.allocate(torch.Size([len(data)]), torch.uint8, MemoryFormat.EC_TD)
+        memoryview(obj.byte_array).cast("B")[:] = data
+        return obj
+
+    async def put(self, key, obj):
+        self.objects[key] = bytes(obj.byte_array)
+
+    async def list(self):
+        return []
+
+    async def close(self):
+        pass
+'''
+
+
+def test_a_third_partys_plugin_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "third_party_store.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    extra = {
+        "lmcache.remote_storage_plugins": ["theirs"],
+        "lmcache.extra_config": {
+            "remote_storage_plugin.theirs.module_path": "third_party_store",
+            "remote_storage_plugin.theirs.class_name": "Connector",
+        },
+    }
+    with opened(extra) as store:
+        assert put(store, 1, b"data" * 1000)
+        assert get(store, 1) == b"data" * 1000
+        assert store.describe() == "plugin://theirs"
+
+
+def test_audit_shows_what_goes_to_another_backend(tmp_path):
+    extra = {
+        "lmcache.remote_url": "audit://h:1",
+        "lmcache.extra_config": {"audit_actual_remote_url": f"fs://h:0{tmp_path}"},
+    }
+    with opened(extra) as store:
+        assert put(store, 1, b"data")
+        assert get(store, 1) == b"data"
+        assert len(list(tmp_path.glob("*.data"))) == 1
+
+
+@pytest.mark.parametrize("level", [None, "INFO"])
+def test_lmcaches_log_is_quiet_unless_somebody_asks(tmp_path, level):
+    code = """
+from storage_helpers import *
+from pathlib import Path
+with opened({}, cache_dir=Path(sys.argv[1])) as store:
+    put(store, 1, b"data")
+    get(store, 1)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    if level is not None:
+        environment["LMCACHE_LOG_LEVEL"] = level
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    lines = [line for line in run.stderr.splitlines() if "LMCache" in line]
+    assert bool(lines) == (level is not None)
+    assert run.stdout == ""
+
+
+def test_loggers_of_lmcache_that_exist_keep_their_level(tmp_path):
+    mine = logging.getLogger("lmcache.v1.config")
+    before = mine.level
+    with opened({}, cache_dir=tmp_path):
+        pass
+    assert mine.level == before
+    assert "LMCACHE_LOG_LEVEL" not in os.environ
