@@ -71,12 +71,6 @@ class Sass:
         return [text for text, _ in self._lines]
 
     @cached_property
-    def accesses(self) -> Counter[str]:
-        """Instructions that go to memory, by name, such as LDG.E.128."""
-        names = (text.split()[1 if text[0] == "@" else 0] for text in self.instructions)
-        return Counter(n for n in names if re.match("(LD|ST|ATOM|RED)[GSL]?(\\.|$)", n))
-
-    @cached_property
     def _lines(self) -> list[tuple[str, list[str]]]:
         """(instruction, labels before it)."""
         lines, labels = [], []
@@ -88,36 +82,51 @@ class Sass:
                 labels = []
         return lines
 
-    def shortest_path(self, through: str) -> int:
-        """Instructions on the shortest way from start to end that executes all `through`.
+    def shortest_path(self, through: str) -> list[str]:
+        """The shortest way from start to end on which all instructions like `through` are.
 
-        Loops are run once, and branches taken or not as suits.
+        Branches are taken or not as suits, so a loop is gone through once.
         """
         lines = self._lines
         at = {label: i for i, (_, labels) in enumerate(lines) for label in labels}
-        goals = {i: 1 << k for k, i in enumerate(self._matching(through))}
+        wanted = [i for i, (text, _) in enumerate(lines) if re.search(through, text)]
+        goals = {i: 1 << k for k, i in enumerate(wanted)}
         complete = (1 << len(goals)) - 1
-        queue, seen = [(0, 0, 0)], set()
+        came_from: dict[tuple[int, int], tuple[int, int] | None] = {}
+        queue: list[tuple[int, tuple[int, int], tuple[int, int] | None]] = [(0, (0, 0), None)]
         while queue:
-            length, i, done = heappop(queue)
-            if (i, done) in seen:
+            length, state, previous = heappop(queue)
+            if state in came_from:
                 continue
-            seen.add((i, done))
+            came_from[state] = previous
+            i, done = state[0], state[1] | goals.get(state[0], 0)
             text = lines[i][0]
-            done |= goals.get(i, 0)
-            if re.search(r"\bEXIT\b", text) and done == complete:
-                return length + 1
+            if done == complete and re.search(r"\bEXIT\b", text):
+                return self._walked(came_from, state)
             jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", text)
             if jump:
-                heappush(queue, (length + 1, at[jump[1]], done))
-            ends = re.search(r"\b(EXIT|BRA)\b", text)
-            conditional = text.startswith("@") or (jump and re.search(r"BRA[.\w]* U?!?P\d", text))
-            if not ends or conditional:
-                heappush(queue, (length + 1, i + 1, done))
+                heappush(queue, (length + 1, (at[jump[1]], done), state))
+            conditional = text[0] == "@" or re.search(r"\bBRA\S* !?UP\d", text)
+            if conditional or not re.search(r"\b(EXIT|BRA)\b", text):
+                heappush(queue, (length + 1, (i + 1, done), state))
         raise ValueError(f"no way through all of {through}")
 
-    def _matching(self, pattern: str) -> list[int]:
-        return [i for i, text in enumerate(self.instructions) if re.search(pattern, text)]
+    def _walked(
+        self,
+        came_from: dict[tuple[int, int], tuple[int, int] | None],
+        state: tuple[int, int] | None,
+    ) -> list[str]:
+        path = []
+        while state is not None:
+            path.append(self._lines[state[0]][0])
+            state = came_from[state]
+        return path[::-1]
+
+
+def accesses(instructions: list[str]) -> Counter[str]:
+    """Instructions that go to memory, by name, such as LDG.E.128."""
+    names = (text.split()[text[0] == "@"] for text in instructions)
+    return Counter(name for name in names if re.match(r"(LD|ST|ATOM|RED)[GSL]?(\.|$)", name))
 
 
 def _run(tool: str, *arguments: str) -> str:

@@ -15,7 +15,6 @@ HIGH_NIBBLES: tl.constexpr = tl.constexpr(0xF0F0F0F0)
 LOW_NIBBLES: tl.constexpr = tl.constexpr(0x0F0F0F0F)
 LOW_SEVEN: tl.constexpr = tl.constexpr(0x7F7F7F7F)
 ONES: tl.constexpr = tl.constexpr(0x01010101)
-UPPER_SEVEN: tl.constexpr = tl.constexpr(0xFEFEFEFE)
 
 
 @triton.jit
@@ -43,6 +42,17 @@ def pick_byte(a, b, NIBBLE: tl.constexpr):
 
 
 @triton.jit
+def lowest_bits_from(x, y, ASM: tl.constexpr):
+    """x with the lowest bit of every byte taken from y."""
+    if ASM:
+        # One instruction; the compiler makes it two, with the mask and its complement.
+        return tl.inline_asm_elementwise(
+            f"lop3.b32 $0, $1, $2, {ONES}, 0xD8;", "=r,r,r", [x, y], tl.uint32, is_pure=True, pack=1
+        )
+    return x ^ ((x ^ y) & ONES)
+
+
+@triton.jit
 def split(words, ASM: tl.constexpr):
     """(exponents, rests) of the four BF16 elements in each 64-bit word."""
     low, high = words.to(tl.uint32), (words >> 32).to(tl.uint32)
@@ -52,14 +62,14 @@ def split(words, ASM: tl.constexpr):
     exponents = permute(low, high, 0x7531, ASM)
     mantissas = permute(low, high, 0x6420, ASM)
     signs = permute(low, high, 0x4602, ASM)
-    return exponents, (mantissas & UPPER_SEVEN) | (signs & ONES)
+    return exponents, lowest_bits_from(mantissas, signs, ASM)
 
 
 @triton.jit
 def join(exponents, rests, ASM: tl.constexpr):
     """The inverse of `split`."""
     swapped = permute(rests, rests, 0x2301, ASM)
-    rests = (rests & UPPER_SEVEN) | (swapped & ONES)
+    rests = lowest_bits_from(rests, swapped, ASM)
     low = permute(rests, exponents, 0x5140, ASM)
     high = permute(rests, exponents, 0x7362, ASM)
     low, high = (low >> 1) | (low << 31), (high >> 1) | (high << 31)

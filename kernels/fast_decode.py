@@ -16,9 +16,9 @@ import triton.language as tl
 
 from .bits import LOW_NIBBLES, join
 from .book import DeviceBook, decode_exponents
-from .fast_encode import CHUNK, LANES
+from .fast_encode import LANES
 from .launch import chunks_per_program, has_ptx
-from .pages import GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate
+from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate, place
 
 
 def fast_decode(
@@ -84,8 +84,8 @@ def fast_decode_kernel(
         high = decode_exponents((both >> 4) & LOW_NIBBLES, base, table, KIND, ASM)
         low = join(low, tl.load(rest), ASM)
         high = join(high, tl.load(rest + 128), ASM)
-        store_half(cache, ids, pages, 2 * chunk, units, low, WIDE)
-        store_half(cache, ids, pages, 2 * chunk + 1, units, high, WIDE)
+        store_half(cache, ids, pages, 2 * chunk, units, low, WIDE, ASM)
+        store_half(cache, ids, pages, 2 * chunk + 1, units, high, WIDE, ASM)
 
         first, last = tl.load(firsts + chunk), tl.load(firsts + chunk + 1)
         if first < last:
@@ -94,35 +94,40 @@ def fast_decode_kernel(
             for escape in range(first, last, LANES):
                 write_again(
                     cache, ids, pages, rests, positions, exponents,
-                    escape, last, chunk, units, WIDE,
+                    escape, last, chunk, units, WIDE, ASM,
                 )  # fmt: skip
 
 
 @triton.jit
-def store_half(cache, ids, pages, half, units, words, WIDE: tl.constexpr):
+def store_half(cache, ids, pages, half, units, words, WIDE: tl.constexpr, ASM: tl.constexpr):
     """The inverse of `load_half`; blocks with a negative id are passed over."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, 4)
     if WIDE:
-        group = half * LANES + lane
-        index, offset = locate(group, pages)
-        block = tl.load(ids + index, mask=group < units, other=-1).to(tl.int64)
-        at = (block * pages.block_stride + offset) * 2
+        # Lane pairs exchange halves of what they hold, so that a store fills whole sectors of 32
+        # bytes. This order of axes leads the compiler there: (lane of the pair, pair, word).
+        words = tl.permute(tl.reshape(words, (LANES // 2, 2, 4)), (1, 0, 2))
+        unit = half * (LANES // 2) + tl.arange(0, LANES // 2)
+        index, offset = locate(unit, pages, WIDE)
+        block = tl.load(ids + index, mask=unit < units, other=-1)
+        at = place(block, offset, pages, WIDE, ASM) * 2
+        at = at[None, :, None] + tl.arange(0, 2)[:, None, None] * 4 + column[None, None, :]
         cache = cache.to(tl.pointer_type(tl.uint64), bitcast=True)
-        tl.store(cache + at[:, None] + column[None, :], words, mask=(block >= 0)[:, None])
+        tl.store(cache + at, words, mask=(block >= 0)[None, :, None])
     else:
         for i in tl.static_range(4):
             element = half * (LANES * 16) + lane[:, None] * 16 + column[None, :] * 4 + i
-            index, offset = locate(element, pages)
-            block = tl.load(ids + index, mask=element < units, other=-1).to(tl.int64)
-            target = cache + block * pages.block_stride + offset
-            tl.store(target, (words >> 16 * i).to(tl.int16), mask=block >= 0)
+            index, offset = locate(element, pages, WIDE)
+            block = tl.load(ids + index, mask=element < units, other=-1)
+            at = place(block, offset, pages, WIDE, ASM)
+            tl.store(cache + at, (words >> 16 * i).to(tl.int16), mask=block >= 0)
 
 
 @triton.jit
 def write_again(
-    cache, ids, pages, rests, positions, exponents, escape, last, chunk, units, WIDE: tl.constexpr
-):
+    cache, ids, pages, rests, positions, exponents, escape, last, chunk, units,
+    WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """Write up to 32 escaped elements of a chunk, with their own exponents."""
     at = escape + tl.arange(0, LANES)
     live = at < last
@@ -132,12 +137,10 @@ def write_again(
     rest = tl.load(rests + chunk.to(tl.int64) * 1024 + position, mask=live, other=0).to(tl.int32)
     element = exponent << 7 | rest >> 1 | (rest & 1) << 15
     if WIDE:
-        unit, within = chunk * 64 + (position >> 4), position & 15
-        scale: tl.constexpr = 8
+        unit, within = chunk * 32 + position // 32, position % 32
     else:
         unit, within = chunk * 1024 + position, 0
-        scale: tl.constexpr = 1
-    index, offset = locate(unit, pages)
-    block = tl.load(ids + index, mask=live & (unit < units), other=-1).to(tl.int64)
-    target = (block * pages.block_stride + offset) * scale + within
+    index, offset = locate(unit, pages, WIDE)
+    block = tl.load(ids + index, mask=live & (unit < units), other=-1)
+    target = place(block, offset, pages, WIDE, ASM) * (8 if WIDE else 1) + within
     tl.store(cache + target, element.to(tl.int16), mask=block >= 0)

@@ -21,9 +21,8 @@ import triton.language as tl
 from .bits import HIGH_NIBBLES, count_bits, gather_top_bits, split, whole_bytes
 from .book import DeviceBook, encode_exponents
 from .launch import chunks_per_program, has_ptx
-from .pages import GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate
+from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate, place
 
-CHUNK = 1024
 LANES: tl.constexpr = tl.constexpr(32)
 
 
@@ -133,8 +132,8 @@ def fast_encode_kernel(
     first = tl.program_id(0) * chunks_per_program
     for step in range(tl.minimum(chunks_per_program, chunks - first)):
         chunk = first + step
-        low = load_half(cache, ids, pages, 2 * chunk, units, pad, WIDE)
-        high = load_half(cache, ids, pages, 2 * chunk + 1, units, pad, WIDE)
+        low = load_half(cache, ids, pages, 2 * chunk, units, pad, WIDE, ASM)
+        high = load_half(cache, ids, pages, 2 * chunk + 1, units, pad, WIDE, ASM)
         low_exponents, low_rests = split(low, ASM)
         high_exponents, high_rests = split(high, ASM)
         rest = rests + chunk.to(tl.int64) * 256 + word
@@ -161,23 +160,24 @@ def fast_encode_kernel(
 
 
 @triton.jit
-def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr):
+def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr, ASM: tl.constexpr):
     """Half a chunk as words of four elements; `pad` where the run has ended. Shape: (32, 4)."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, 4)
     if WIDE:
-        group = half * LANES + lane
-        index, offset = locate(group, pages)
+        unit = half * (LANES // 2) + lane // 2
+        index, offset = locate(unit, pages, WIDE)
+        offset += lane % 2 * 2
         cache = cache.to(tl.pointer_type(tl.uint64), bitcast=True)
         # The masked form costs a move for every register, and only the last chunk needs it.
-        if (half + 1) * LANES <= units:
-            block = tl.load(ids + index).to(tl.int64)
-            at = (block * pages.block_stride + offset) * 2
+        if (half + 1) * (LANES // 2) <= units:
+            block = tl.load(ids + index)
+            at = place(block, offset, pages, WIDE, ASM) * 2
             words = tl.load(cache + at[:, None] + column[None, :])
         else:
-            live = group < units
-            block = tl.load(ids + index, mask=live, other=0).to(tl.int64)
-            at = (block * pages.block_stride + offset) * 2
+            live = unit < units
+            block = tl.load(ids + index, mask=live, other=0)
+            at = place(block, offset, pages, WIDE, ASM) * 2
             pads = pad.to(tl.uint64) * 0x0001000100010001
             words = tl.load(cache + at[:, None] + column[None, :], mask=live[:, None], other=pads)
     else:
@@ -185,9 +185,10 @@ def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr):
         for i in tl.static_range(4):
             element = half * (LANES * 16) + lane[:, None] * 16 + column[None, :] * 4 + i
             live = element < units
-            index, offset = locate(element, pages)
-            block = tl.load(ids + index, mask=live, other=0).to(tl.int64)
-            bits = tl.load(cache + block * pages.block_stride + offset, mask=live, other=pad)
+            index, offset = locate(element, pages, WIDE)
+            block = tl.load(ids + index, mask=live, other=0)
+            at = place(block, offset, pages, WIDE, ASM)
+            bits = tl.load(cache + at, mask=live, other=pad)
             words |= bits.to(tl.uint16, bitcast=True).to(tl.uint64) << 16 * i
     return words
 

@@ -13,13 +13,16 @@ import torch
 import triton
 import triton.language as tl
 
-GROUP = 16
-"""Consecutive elements that a thread takes together, 32 bytes, where the layout allows."""
+GROUP = 32
+"""Consecutive elements that two lanes take together, 64 bytes, where the layout allows."""
+
+CHUNK = 1024
 
 _VECTOR = 8
 """Elements in a 128-bit access."""
 
-_LIMIT = 1 << 31
+_LIMIT = (1 << 31) - CHUNK
+"""Units of a run are counted in 32 bits; the last chunk goes past its end."""
 
 
 class Divisor(NamedTuple):
@@ -76,12 +79,14 @@ def describe(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
     if view.dim() != 4 or view.element_size() != 2 or 0 in view.shape:
         raise ValueError(f"a cache is [B, H, N, C] of 2 bytes, this is {view.dtype} {view.shape}")
     block_stride = view.stride(0)
-    (heads, head_stride), (rows, row_stride), (columns, column_stride) = _merged(view)
+    merged = _merged(view)
+    (heads, head_stride), (rows, row_stride), (columns, column_stride) = merged
     wide = (
         column_stride == 1
         and columns % GROUP == 0
         and all(s % _VECTOR == 0 for s in (block_stride, head_stride, row_stride))
         and view.data_ptr() % (2 * _VECTOR) == 0
+        and max(block_stride, *(n * s for n, s in merged)) // _VECTOR < _LIMIT // 4
     )
     if wide:
         columns, column_stride = columns // GROUP, GROUP // _VECTOR
@@ -125,8 +130,11 @@ def divide(n, divisor):
 
 
 @triton.jit
-def locate(unit, pages):
-    """(index into the block table, offset within the block in strides' units) of a unit."""
+def locate(unit, pages, WIDE: tl.constexpr):
+    """(index into the block table, offset within the block) of a unit, in strides' units.
+
+    Offsets within a block have 32 bits where units are groups.
+    """
     unit = unit.to(tl.uint32)
     row = divide(unit, pages.columns)
     head = divide(row, pages.rows)
@@ -134,5 +142,19 @@ def locate(unit, pages):
     column = (unit - row * pages.columns.value).to(tl.int32)
     row = (row - head * pages.rows.value).to(tl.int32)
     head = (head - index * pages.heads.value).to(tl.int32)
-    offset = head.to(tl.int64) * pages.head_stride + row.to(tl.int64) * pages.row_stride
-    return index.to(tl.int32), offset + column.to(tl.int64) * pages.column_stride
+    if not WIDE:
+        column, row, head = column.to(tl.int64), row.to(tl.int64), head.to(tl.int64)
+    offset = head * pages.head_stride + row * pages.row_stride + column * pages.column_stride
+    return index.to(tl.int32), offset
+
+
+@triton.jit
+def place(block, offset, pages, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """The offset from the start of the cache, 64 bits."""
+    if WIDE and ASM:
+        # One instruction. The compiler would use four, as it moves half of it out of the loop.
+        return tl.inline_asm_elementwise(
+            "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l",
+            [block, pages.block_stride, offset.to(tl.int64)], tl.int64, is_pure=True, pack=1,
+        )  # fmt: skip
+    return block.to(tl.int64) * pages.block_stride + offset

@@ -1,0 +1,89 @@
+"""The kernels compiled for GPUs that are not here: what the machine code must and must not do."""
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from vllm_splitzip.kernels import fast_decode, fast_encode
+from vllm_splitzip.kernels.book import DeviceBook
+
+from benchmarks.kernel_table import BOOKS, KERNELS, TARGETS, Variant, variants
+from benchmarks.offline import accesses
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+
+NVIDIA = [target for target in TARGETS if target.startswith("sm")]
+
+
+@pytest.mark.parametrize("variant", variants(), ids=str)
+def test_registers_suffice(variant):
+    assert variant.scratch
+    assert not any(variant.scratch.values()), variant.scratch
+
+
+@pytest.mark.parametrize("book", BOOKS)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("target", NVIDIA)
+def test_dense_accesses_are_128_bits_wide(kernel, book, target):
+    variant = Variant(kernel, book, "groups", target)
+    # The ids of two blocks, and how many escapes there are: a word a chunk, mostly cached.
+    expected = {"LDG.E": 2, "LDG.E.128": 4, "STG.E.128": 3, "STG.E.U16": 1}
+    if kernel == "decode":
+        expected = {"LDG.E": 4, "LDG.E.128": 3, "STG.E.128": 4}
+    if book == "table":
+        expected["LDG.E.U8"] = 32
+    assert accesses(variant.path) == expected
+    assert variant.bytes_moved == 3.5
+    assert variant.sass.used("SHARED") == 0
+
+
+@pytest.mark.parametrize("book", ["window", "zero-window"])
+@pytest.mark.parametrize(("kernel", "most"), [("encode", 10), ("decode", 9)])
+@pytest.mark.parametrize("target", NVIDIA)
+def test_few_instructions_without_escapes(kernel, most, book, target):
+    assert Variant(kernel, book, "groups", target).instructions <= most
+
+
+class Recorder:
+    """Stands in for a kernel and keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.launches.append((args, kwargs))
+
+
+VIEWS = {
+    "one-block": (torch.empty(1, 1, 32, 128, dtype=torch.bfloat16), 1),
+    "contiguous": (torch.empty(40, 2, 16, 128, dtype=torch.bfloat16), 16),
+    "rows-first": (torch.empty(40, 16, 8, 256, dtype=torch.bfloat16).transpose(1, 2), 37),
+    "C576": (torch.empty(9, 1, 64, 576, dtype=torch.bfloat16), 8),
+    "layers-inside": (torch.empty(9, 7, 2, 48, 96, dtype=torch.bfloat16)[:, 3], 9),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_compilation_serves_all_sizes_and_strides(kernel, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(fast_encode, "fast_encode_kernel", recorder)
+    monkeypatch.setattr(fast_decode, "fast_decode_kernel", recorder)
+    for number, (view, blocks) in enumerate(VIEWS.values()):
+        table = torch.zeros(256, dtype=torch.uint8)
+        book = DeviceBook(kind=1, base=1 + 16 * number, encoding=table, decoding=table, pad=number)
+        ids = torch.zeros(blocks, dtype=torch.int32)
+        if kernel == "encode":
+            elements = blocks * view[0].numel()
+            buffers = fast_encode.EncodeBuffers.allocate(elements, torch.device("cpu"))
+            fast_encode.fast_encode(view, ids, book, buffers)
+        else:
+            positions = torch.zeros(8, dtype=torch.int16)
+            fast_decode.fast_decode(view, ids, book, table, table, ids, positions, table)
+
+    jitted = KERNELS[kernel]
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    binder = create_function_from_signature(jitted.signature, jitted.params, backend)
+    keys = {str(binder(*args, **kwargs, debug=False)[1]) for args, kwargs in recorder.launches}
+    assert len(recorder.launches) == len(VIEWS)
+    assert len(keys) == 1, keys
