@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .packing import Channels
+
 CHUNK = 1024
 """Elements per chunk. Escape positions count from the start of their chunk (uint16)."""
 
@@ -26,10 +28,16 @@ class Blocks:
     table
         Shape: (n,), int64. Block ids of the run, in token order. When decoding, a negative id
         means that the block is not wanted: its elements are passed over.
+    format
+        Number format of the elements, a key of `ITEM_BYTES`.
+    channels
+        Which channel each element of a row belongs to; None where no mode needs to know.
     """
 
     pages: npt.NDArray[Any]
     table: npt.NDArray[np.int64]
+    format: str = "bf16"
+    channels: Channels | None = None
 
     @property
     def row(self) -> int:

@@ -1,17 +1,35 @@
 """Codec modes by name for KV cache in host memory."""
 
-from . import cpu
+import numpy as np
+
+from ..errors import FrameLayoutError
+from . import cpu, reference_dense, reference_max
 from .codebook import Codebook
 from .coded import Blocks, Coded
+from .modes import mode_for
+from .scheme import SCHEMES
 
 
 def encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded:
     """Code `blocks` in `mode`, or in `raw` where the mode would not make them smaller."""
-    coded = None
-    if mode == "fast":
-        assert book is not None
-        coded = cpu.encode_fast(blocks, book)
+    coded = _encode(blocks, mode_for(mode, blocks.format), book)
     return coded if coded is not None else cpu.encode_raw(blocks)
+
+
+def _encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded | None:
+    if mode == "raw":
+        return None
+    scheme = SCHEMES[mode].get(blocks.format)
+    if scheme is None:
+        assert book is not None
+        return cpu.encode_fast(blocks, book)
+    assert blocks.channels is not None
+    flat = blocks.pages[blocks.table].reshape(-1)
+    if mode == "max":
+        coded = reference_max.encode(flat, scheme, blocks.channels)
+    else:
+        coded = reference_dense.encode(flat, scheme, blocks.channels, mode)
+    return coded if coded.nbytes < flat.nbytes else None
 
 
 def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
@@ -24,6 +42,16 @@ def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
     """
     if coded.mode == "raw":
         cpu.decode_raw(coded, blocks)
-    else:
+        return
+    scheme = SCHEMES[coded.mode].get(blocks.format)
+    if scheme is None:
         assert book is not None
         cpu.decode_fast(coded, book, blocks)
+        return
+    assert blocks.channels is not None
+    if coded.elements != blocks.elements:
+        raise FrameLayoutError(f"{coded.elements} elements, expected {blocks.elements}")
+    module = reference_max if coded.mode == "max" else reference_dense
+    flat = module.decode(coded, scheme, blocks.channels).reshape(-1, blocks.row)
+    wanted = np.flatnonzero(blocks.table >= 0)
+    blocks.pages[blocks.table[wanted]] = flat[wanted]

@@ -1,18 +1,42 @@
-"""The registry of codec modes and number formats: what a frame may name, and how long it is.
+"""The registry of codec modes: what a frame may name, and how long its streams are.
 
-A number format says how one element's bits are laid out, a mode how its streams are. A mode whose
-streams have a length that follows from the number of elements states it here, so that a frame can
-be checked before anything is decoded.
+A mode codes some number formats, and for each has streams of its own. Those whose length follows
+from the number of elements are stated here, so that a frame can be checked before anything is
+decoded.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import UnknownModeError
+from . import scheme
 from .coded import CHUNK, chunks_of
+from .formats import ITEM_BYTES
 
-ITEM_BYTES = {"bf16": 2, "fp16": 2, "e5m2": 1, "e4m3": 1, "bytes": 1}
-"""Bytes per element of each number format; `bytes` is anything that no mode takes apart."""
+__all__ = ["ITEM_BYTES", "MODES", "Mode", "Streams", "mode_for", "mode_named"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What a mode makes of one number format.
+
+    Attributes
+    ----------
+    dense_bytes
+        Number of elements -> length in bytes of each dense stream.
+    tables
+        Names of its sparse streams and tables.
+    needs_codebook
+        Whether its streams are read with a codebook.
+    """
+
+    dense_bytes: Callable[[int], tuple[int, ...]]
+    tables: frozenset[str] = frozenset()
+    needs_codebook: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,40 +47,41 @@ class Mode:
     ----------
     name
         What a frame and the setting `codec` call it.
-    formats
-        Number formats that it codes.
-    dense_bytes
-        (elements, bytes per element) -> length in bytes of each dense stream.
-    tables
-        Names of its sparse streams.
-    needs_codebook
-        Whether its streams are read with a codebook.
+    streams
+        Its streams, by the number formats that it codes.
     """
 
     name: str
-    formats: frozenset[str]
-    dense_bytes: Callable[[int, int], tuple[int, ...]]
-    tables: frozenset[str]
-    needs_codebook: bool
+    streams: Mapping[str, Streams]
 
+
+def _raw(item: int) -> Streams:
+    return Streams(lambda elements: (elements * item,))
+
+
+def _top16(elements: int) -> tuple[int, ...]:
+    return chunks_of(elements) * CHUNK // 2, elements
+
+
+def _windowed(schemes: Mapping[str, scheme.Scheme], *tables: str) -> dict[str, Streams]:
+    names = frozenset(("windows", *tables))
+    return {name: Streams(each.dense_bytes, names) for name, each in schemes.items()}
+
+
+_ESCAPES = frozenset(("counts", "positions", "exponents"))
+_ENTRIES = ("counts", "positions", "kinds", "others")
 
 MODES = {
     mode.name: mode
     for mode in (
+        Mode("raw", {name: _raw(item) for name, item in ITEM_BYTES.items()}),
         Mode(
-            name="raw",
-            formats=frozenset(ITEM_BYTES),
-            dense_bytes=lambda elements, item: (elements * item,),
-            tables=frozenset(),
-            needs_codebook=False,
+            "fast",
+            {"bf16": Streams(_top16, _ESCAPES, needs_codebook=True)}
+            | _windowed(scheme.FAST, *_ENTRIES),
         ),
-        Mode(
-            name="fast",
-            formats=frozenset({"bf16"}),
-            dense_bytes=lambda elements, _: (chunks_of(elements) * CHUNK // 2, elements),
-            tables=frozenset({"counts", "positions", "exponents"}),
-            needs_codebook=True,
-        ),
+        Mode("dense", _windowed(scheme.DENSE, *_ENTRIES)),
+        Mode("max", _windowed(scheme.MAX, "sizes", "escapes")),
     )
 }
 
@@ -67,3 +92,14 @@ def mode_named(name: str) -> Mode:
         return MODES[name]
     except (KeyError, TypeError):
         raise UnknownModeError(f"codec mode {name!r}; known: {', '.join(sorted(MODES))}") from None
+
+
+@cache
+def mode_for(name: str, format_name: str) -> str:
+    """Mode `name` if it codes the format, else `raw`, of which the log is told once."""
+    if format_name in mode_named(name).streams:
+        return name
+    logger.warning(
+        "mode %s does not code KV cache of format %s, which is stored as it is", name, format_name
+    )
+    return "raw"

@@ -156,11 +156,10 @@ class Loader:
         for layer in stored.layers:
             pages = self._pages[layer.name]
             blocks = frame.units * self._geometry.group_blocks[pages.group]
-            if layer.format != pages.format or layer.shape != pages.frame_shape(blocks):
-                raise FrameLayoutError(
-                    f"layer {layer.name} is {layer.format} of shape {layer.shape}, "
-                    f"expected {pages.format} of shape {pages.frame_shape(blocks)}"
-                )
+            found = layer.format, layer.packing, layer.shape
+            expected_here = pages.format, pages.packing, pages.frame_shape(blocks)
+            if found != expected_here:
+                raise FrameLayoutError(f"layer {layer.name} is {found}, expected {expected_here}")
         for layer in stored.layers:
             pages = self._pages[layer.name]
             table = frame.tables[pages.group]

@@ -1,7 +1,7 @@
 """A layer's KV cache as the codec sees it: numbered rows of bit patterns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..codec.codebook import Codebook
 from ..codec.coded import Blocks, Coded
 from ..codec.formats import number_format
 from ..codec.modes import ITEM_BYTES
+from ..codec.packing import channels, packing_of
 from ..errors import UnsupportedModelError
 
 
@@ -30,6 +31,8 @@ class HostPages:
         (heads, states, content) of a kernel block, content in elements of the format.
     pages
         Shape: (kernel blocks, heads * states * content), bit patterns.
+    packing
+        How attention lays a block's elements out, one of `codec.packing.PACKINGS`.
     split
         Kernel blocks per block of the block table; kernels may use smaller blocks than vLLM's
         cache manager does.
@@ -40,6 +43,7 @@ class HostPages:
     format: str
     shape: tuple[int, int, int]
     pages: npt.NDArray[Any]
+    packing: str
     split: int
 
     @property
@@ -59,7 +63,8 @@ class HostPages:
         """Whether `coded` decodes to exactly the bits of the blocks that a block table names."""
         source = self.blocks(table)
         scratch = np.empty((source.table.size, source.row), source.pages.dtype)
-        host.decode(coded, book, Blocks(scratch, np.arange(source.table.size)))
+        rows = np.arange(source.table.size)
+        host.decode(coded, book, replace(source, pages=scratch, table=rows))
         return np.array_equal(scratch, source.pages[source.table])
 
     def blocks(self, table: Sequence[int]) -> Blocks:
@@ -68,14 +73,22 @@ class HostPages:
         if self.split > 1:
             kernel_ids = ids[:, None] * self.split + np.arange(self.split)
             ids = np.where(ids[:, None] < 0, -1, kernel_ids).reshape(-1)
-        return Blocks(self.pages, ids)
+        known = None if self.format == "bytes" else channels(self.packing, self.shape)
+        return Blocks(self.pages, ids, self.format, known)
 
     def frame_shape(self, table_length: int) -> tuple[int, int, int, int]:
         """Shape of a frame's layer that covers `table_length` blocks of the block table."""
         return (table_length * self.split, *self.shape)
 
 
-def layer_pages(name: str, group: int, cache: torch.Tensor, num_blocks: int) -> HostPages:
+def layer_pages(
+    name: str,
+    group: int,
+    cache: torch.Tensor,
+    num_blocks: int,
+    cache_dtype: str = "auto",
+    isa: str | None = None,
+) -> HostPages:
     """View a layer's cache as vLLM registers it.
 
     Parameters
@@ -84,6 +97,8 @@ def layer_pages(name: str, group: int, cache: torch.Tensor, num_blocks: int) -> 
         Shape: (kernel blocks, heads, states, content), any strides.
     num_blocks
         Blocks of the block table.
+    cache_dtype, isa
+        What the layer says its cache holds, and which instruction set packs it, if any does.
 
     Raises
     ------
@@ -96,12 +111,12 @@ def layer_pages(name: str, group: int, cache: torch.Tensor, num_blocks: int) -> 
             f"of which the first is a multiple of {num_blocks} blocks"
         )
     kernel_blocks, heads, states, content = cache.shape
-    if cache.stride()[1:] != (states * content, content, 1):
+    if not cache[0].is_contiguous():
         raise UnsupportedModelError(
             f"layer {name} has a KV cache of strides {cache.stride()}, in which a block's bytes "
             "are not in one piece"
         )
-    kind = number_format(cache.dtype)
+    kind = number_format(cache.dtype, cache_dtype)
     if kind == "bytes":
         content *= cache.element_size()
     words = {1: torch.uint8, 2: torch.int16}[ITEM_BYTES[kind]]
@@ -112,6 +127,6 @@ def layer_pages(name: str, group: int, cache: torch.Tensor, num_blocks: int) -> 
     pages = rows.numpy()
     if ITEM_BYTES[kind] == 2:
         pages = pages.view(np.uint16)
-    return HostPages(
-        name, group, kind, (heads, states, content), pages, kernel_blocks // num_blocks
-    )
+    shape = (heads, states, content)
+    packing = packing_of(isa, shape)
+    return HostPages(name, group, kind, shape, pages, packing, kernel_blocks // num_blocks)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ..codec.codebook import Codebook
 from ..codec.coded import Coded
-from ..codec.modes import MODES
+from ..codec.modes import MODES, mode_for
 from ..frame import Frame, Layer
 from .counters import Counters
 from .geometry import Geometry
@@ -105,7 +105,8 @@ class Saver:
             format=pages.format,
             shape=pages.frame_shape(len(self._table(save, name))),
             coded=coded,
-            codebook=self._book if MODES[coded.mode].needs_codebook else None,
+            codebook=self._book if self._needs_codebook(coded.mode, pages.format) else None,
+            packing=pages.packing,
         )
 
     def _table(self, save: SaveFrame, name: str) -> list[int]:
@@ -114,9 +115,12 @@ class Saver:
         return table
 
     def _mode_for(self, layer: HostPages) -> tuple[str, Codebook | None]:
-        if layer.format in MODES[self._mode].formats:
-            return self._mode, self._book
-        return "raw", None
+        mode = mode_for(self._mode, layer.format)
+        return mode, self._book if self._needs_codebook(mode, layer.format) else None
+
+    @staticmethod
+    def _needs_codebook(mode: str, format_name: str) -> bool:
+        return MODES[mode].streams[format_name].needs_codebook
 
     def _is_due_for_verification(self) -> bool:
         self._verify_due += self._verify

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -171,14 +171,26 @@ class WorkerHalf:
         assert config is not None
         return config
 
+    @property
+    def _attention(self) -> Mapping[str, Any]:
+        """vLLM's attention layers by name."""
+        layers: Mapping[str, Any] = self._vllm_config.compilation_config.static_forward_context
+        return layers
+
     def _layer_pages(self, kv_caches: Mapping[str, torch.Tensor]) -> dict[str, HostPages]:
         pages: dict[str, HostPages] = {}
         for index, group in enumerate(self._kv_cache_config.kv_cache_groups):
             for name in group.layer_names:
                 if name not in kv_caches:
                     raise UnsupportedModelError(f"vLLM registered no KV cache for layer {name}")
+                layer = self._attention.get(name)
                 pages[name] = layer_pages(
-                    name, index, kv_caches[name], self._kv_cache_config.num_blocks
+                    name,
+                    index,
+                    kv_caches[name],
+                    self._kv_cache_config.num_blocks,
+                    cache_dtype=getattr(layer, "kv_cache_dtype", "auto"),
+                    isa=getattr(layer, "isa", None),
                 )
         return pages
 
@@ -193,8 +205,8 @@ class WorkerHalf:
 
     def _packing(self) -> str:
         """How attention lays elements out in a block: vLLM's CPU kernels differ by processor."""
-        layers = self._vllm_config.compilation_config.static_forward_context
-        isas = {str(isa) for layer in layers.values() if (isa := getattr(layer, "isa", None))}
+        layers = self._attention.values()
+        isas = {str(isa) for layer in layers if (isa := getattr(layer, "isa", None))}
         return "cpu " + " ".join(sorted(isas))
 
     def _codebook(self) -> Codebook:

@@ -22,6 +22,8 @@ class Layer:
         Its streams.
     codebook
         What the streams are read with; None where the mode needs none.
+    packing
+        How attention lays a block's elements out in memory, one of `codec.packing.PACKINGS`.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Layer:
     shape: tuple[int, int, int, int]
     coded: Coded
     codebook: Codebook | None = None
+    packing: str = "tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ tokens      tokens that the frame's blocks span
 codebooks   list of 16-byte codebooks
 layers      list of layers, each the list
             [name, format, [blocks, heads, states, content], mode, codebook index or nil,
-            {table name: bytes}]
+            {table name: bytes}, packing]
 ==========  =================================================================================
 
 `content` counts elements of the number format. Nothing read here is trusted: every size is
@@ -22,7 +22,8 @@ import numpy as np
 
 from ..codec.codebook import Codebook
 from ..codec.coded import Coded
-from ..codec.modes import ITEM_BYTES, mode_named
+from ..codec.modes import mode_named
+from ..codec.packing import PACKINGS
 from ..errors import CodebookError, FrameLayoutError, UnknownModeError
 from .frame import Frame, Layer
 from .header import aligned
@@ -37,7 +38,9 @@ def pack_metadata(frame: Frame) -> bytes:
     for layer in frame.layers:
         book = None if layer.codebook is None else books.setdefault(layer.codebook, len(books))
         tables = {name: table.tobytes() for name, table in layer.coded.tables.items()}
-        layers.append([layer.name, layer.format, layer.shape, layer.coded.mode, book, tables])
+        layers.append(
+            [layer.name, layer.format, layer.shape, layer.coded.mode, book, tables, layer.packing]
+        )
     packed: bytes = msgpack.packb(
         {"tokens": frame.tokens, "codebooks": [b.exponents for b in books], "layers": layers}
     )
@@ -82,26 +85,29 @@ def unpack_metadata(metadata: memoryview, data: memoryview, offset: int) -> Fram
 
 
 def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> tuple[Layer, int]:
-    name, format_name, shape, mode_name, book, tables = entry
+    name, format_name, shape, mode_name, book, tables, packing = entry
     mode = mode_named(mode_name)
-    if not isinstance(name, str) or format_name not in mode.formats:
+    if not isinstance(name, str) or format_name not in mode.streams:
         raise FrameLayoutError(f"layer {name!r}: mode {mode_name} has no format {format_name!r}")
+    streams = mode.streams[format_name]
+    if packing not in PACKINGS:
+        raise FrameLayoutError(f"layer {name}: packing {packing!r}, known: {sorted(PACKINGS)}")
     if len(shape) != 4:
         raise FrameLayoutError(f"layer {name}: shape {shape} has not 4 dimensions")
     dims = (_count(shape[0]), _count(shape[1]), _count(shape[2]), _count(shape[3]))
     elements = math.prod(dims)
     if elements > MAX_ELEMENTS:
         raise FrameLayoutError(f"layer {name}: {elements} elements, at most {MAX_ELEMENTS}")
-    if set(tables) != mode.tables:
+    if set(tables) != streams.tables:
         raise FrameLayoutError(
             f"layer {name}: tables {sorted(map(str, tables))}, mode {mode_name} has "
-            f"{sorted(mode.tables)}"
+            f"{sorted(streams.tables)}"
         )
-    if (book is None) == mode.needs_codebook:
+    if (book is None) == streams.needs_codebook:
         raise FrameLayoutError(f"layer {name}: codebook {book!r} in mode {mode_name}")
 
     dense = []
-    for nbytes in mode.dense_bytes(elements, ITEM_BYTES[format_name]):
+    for nbytes in streams.dense_bytes(elements):
         padding, start = offset, aligned(offset)
         offset = start + nbytes
         if offset > len(data):
@@ -118,7 +124,7 @@ def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> 
         tables={key: np.frombuffer(value, np.uint8) for key, value in tables.items()},
     )
     codebook = None if book is None else books[_count(book)]
-    return Layer(name, format_name, dims, coded, codebook), offset
+    return Layer(name, format_name, dims, coded, codebook, packing), offset
 
 
 def _count(value: Any) -> int:
