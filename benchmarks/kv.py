@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks import models, texts
 from benchmarks.once import build_once, build_root
+from vllm_splitzip.commands.capture import cached_bits, load_model
 
 Split = Literal["calibration", "held_out"]
 SPLITS: tuple[Split, ...] = ("calibration", "held_out")
@@ -106,16 +107,9 @@ def capture(
 def _capture(
     out: Path, model_name: str, split: Split, tokens_per_prompt: int, chosen: dict[str, str]
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-
-    path = models.ensure(model_name)
-    tokens = texts.prompts(
-        AutoTokenizer.from_pretrained(path), [tokens_per_prompt] * len(chosen), chosen
-    )
+    model, tokenizer = load_model(str(models.ensure(model_name)))
+    tokens = texts.prompts(tokenizer, [tokens_per_prompt] * len(chosen), chosen)
     np.save(out / "tokens.npy", np.array(tokens, np.int32))
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     config = model.config
     shape = (
         len(tokens),
@@ -127,13 +121,8 @@ def _capture(
     )
     bits = np.empty(shape, np.uint16)
     for prompt, ids in enumerate(tqdm(tokens, desc=f"{model_name} {split}", unit="prompt")):
-        # Given the model's config, the cache would cut sliding layers to their window.
-        cache: Any = DynamicCache()
-        with torch.inference_mode():
-            model(torch.tensor([ids]), past_key_values=cache, logits_to_keep=1)
-        for layer, cached in enumerate(cache.layers):
-            bits[prompt, layer, KEY] = cached.keys[0].view(torch.uint16).numpy()
-            bits[prompt, layer, VALUE] = cached.values[0].view(torch.uint16).numpy()
+        for layer, (keys, values) in enumerate(cached_bits(model, ids)):
+            bits[prompt, layer, KEY], bits[prompt, layer, VALUE] = keys, values
     np.save(out / "kv.npy", bits)
 
 

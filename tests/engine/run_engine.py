@@ -2,7 +2,8 @@
 
 Usage: python run_engine.py JOB.json, where JOB is
 {"engine": keyword arguments of vllm.LLM, "steps": [step, ...], "result": path}. A step is
-{"prompts": [[token id, ...], ...], "max_tokens": n, "together": whether to send them at once}.
+{"prompts": [[token id, ...], ...], "max_tokens": n, "together": whether to send them at once,
+"forget": whether to empty vLLM's own prefix cache first}.
 The result is {"steps": [[{"tokens", "cached"} by prompt], ...], "preemptions"} or {"error"}.
 """
 
@@ -23,6 +24,8 @@ def main(job_path: str) -> None:
         raise
     results = []
     for step in job["steps"]:
+        if step.get("forget"):
+            assert llm.reset_prefix_cache()
         sampling = SamplingParams(
             temperature=0, max_tokens=step.get("max_tokens", 8), ignore_eos=True
         )
