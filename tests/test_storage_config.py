@@ -41,7 +41,7 @@ def test_nothing_set_is_a_directory_with_a_modest_pool(tmp_path):
 
 
 def test_the_pool_grows_with_the_objects(tmp_path):
-    assert config({}, cache_dir=tmp_path, max_object_bytes=100 * MIB).pool_bytes == 400 * MIB
+    assert config({}, cache_dir=tmp_path, max_object_bytes=100 * MIB).pool_bytes == 600 * MIB
 
 
 def test_file_then_variables_then_keys(tmp_path, monkeypatch):
@@ -108,6 +108,16 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
         ({"lmcache.remote_url": "audit://h:1"}, r"audit_actual_remote_url='None'"),
         ({"lmcache.remote_storage_plugins": "s3"}, r"remote_storage_plugins='s3': .*fixed size"),
         ({"lmcache.remote_storage_plugins": "other.x"}, r"remote_storage_plugins='other\.x'"),
+        (
+            {
+                "lmcache.remote_storage_plugins": "theirs",
+                "lmcache.extra_config": {
+                    "remote_storage_plugin.theirs.module_path": "no_such_module",
+                    "remote_storage_plugin.theirs.class_name": "Connector",
+                },
+            },
+            r"theirs: no_such_module\.Connector cannot be imported: ModuleNotFoundError",
+        ),
         ({"lmcache.storage_plugins": "mine"}, r"storage_plugins=\['mine'\] is not supported yet"),
         ({"lmcache.enable_p2p": True}, r"enable_p2p=True.*Leave it out"),
         ({"lmcache.gds_path": "/x"}, r"gds_path='/x'.*Leave it out"),
@@ -119,6 +129,12 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
 def test_what_cannot_work_is_said_with_key_value_and_what_is_allowed(extra, message):
     with pytest.raises(SettingError, match=message):
         config(extra)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 31])
+def test_objects_that_lmcache_cannot_describe_are_refused(nbytes):
+    with pytest.raises(SettingError, match="smaller chunk_tokens"):
+        config({}, max_object_bytes=nbytes)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "10", True])

@@ -1,6 +1,7 @@
 """A store that is down, slow, or comes back: calls miss at once, one warning, and nothing leaks."""
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -326,6 +327,10 @@ def test_redis_that_lost_half_of_an_object_misses_it(tmp_path):
                 client.set(_name(3).to_string() + "kv_bytes", b"short")
                 assert store.contains([key(3)], 5) == [True]
                 assert get(store, 3) is None
+                for number in range(10, 30):  # more than LMCache has workers
+                    assert put(store, number, content(number, 5000))
+                    client.set(_name(number).to_string() + "kv_bytes", b"short")
+                    assert get(store, number) is None
                 assert store.contains([key(3)], 5) == [False]
                 assert put(store, 3, content(3, 5000))
                 assert get(store, 3) == content(3, 5000)
@@ -392,3 +397,38 @@ def test_another_engines_metadata_format_is_noticed(tmp_path, monkeypatch, caplo
             opened({}, cache_dir=tmp_path / "other"),
         ):
             pass
+
+
+def test_a_file_system_that_hangs_keeps_its_memory_until_it_answers(tmp_path):
+    with opened({}, cache_dir=tmp_path) as store:
+        for number in (1, 2, 3):
+            assert put(store, number, content(number, 50_000))
+        path = store._remotes[0].path_of(_name(1))
+        whole = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)  # to open it waits for a writer
+        assert get(store, 1, timeout_s=1.1) is None
+        assert store.health == "down"
+        assert wait_for(lambda: get(store, 2) == content(2, 50_000), 5)
+        assert store._budget.in_use > 0  # the thread may yet write to it
+        with open(path, "wb") as pipe:
+            pipe.write(whole)
+        assert idle_within(store)
+        assert get(store, 3) == content(3, 50_000)
+
+
+def test_close_does_not_wait_for_a_file_system_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("vllm_splitzip.storage.connection.CLOSE_S", 0.2)
+    monkeypatch.setattr("vllm_splitzip.storage.lmcache_tiers.CLOSE_S", 0.2)
+    with opened({}, cache_dir=tmp_path) as store:
+        assert put(store, 1, b"data")
+        path = store._remotes[0].path_of(_name(1))
+        whole = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        assert get(store, 1, timeout_s=0.1) is None
+        began = time.monotonic()
+    assert time.monotonic() - began < 3
+    with open(path, "wb") as pipe:
+        pipe.write(whole)  # into memory that must be there still
+    assert wait_for(lambda: store._budget.in_use == 0)

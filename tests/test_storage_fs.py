@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -326,6 +327,31 @@ def test_a_full_disk_refuses_puts_and_still_serves(tmp_path, monkeypatch, caplog
         assert store.health == "up"
         assert get(store, 2) == content(2, 5000)
         assert idle_within(store)
+
+
+@pytest.mark.parametrize("tier", ["fs", "local_disk"])
+def test_a_disk_smaller_than_the_limit_is_not_filled(tmp_path, monkeypatch, tier):
+    size = 10 * MIB
+
+    def disk_usage(path: str) -> shutil._ntuple_diskusage:
+        used = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+        return shutil._ntuple_diskusage(size, used, size - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    extra = {
+        "fs": {},
+        "local_disk": {"lmcache.local_disk": str(tmp_path), "lmcache.max_local_disk_size": 5},
+    }[tier]
+    with opened(extra, cache_dir=tmp_path) as store:
+        for number in range(25):
+            assert put(store, number, bytes(MIB - 1000))
+            assert 0.05 * size <= disk_usage("").free
+        found = store.contains([key(number) for number in range(25)], 5.0)
+        assert found == sorted(found)
+        assert 7 <= sum(found) <= 9
+        (tmp_path / "somebody else's").write_bytes(bytes(size - 100_000))
+        assert not put(store, 30, bytes(MIB - 1000))
+        assert store.health == "read-only"
 
 
 def _asynchronous(act):

@@ -103,6 +103,8 @@ def test_fetched_bytes_are_read_only_and_lent(store):
     assert store._budget.in_use > 0
     fetched.release()
     fetched.release()
+    with pytest.raises(ValueError, match="released memoryview"):
+        fetched.data.tobytes()
     assert idle_within(store)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_splitzip.storage.base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
+from .base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
 
 __all__ = ["Buffer", "Fetched", "Health", "ObjectKey", "Store", "StoreStats", "open_store"]
 
@@ -20,24 +20,31 @@ def open_store(
 ) -> Store:
     """Opens the store that LMCache's configuration describes, or the default one.
 
-    Args:
-        extra: `kv_connector_extra_config`; its `lmcache.*` keys win over LMCACHE_* variables,
-            and those over LMCACHE_CONFIG_FILE. Other keys are not looked at.
-        max_object_bytes: no object is larger; the staging pool holds at least this much.
-        cache_dir: of the default fs:// store; `vllm-splitzip` in the user's cache directory
-            unless given.
-        max_store_gib: limit of an fs:// store in GiB. The default store has 10 unless given,
-            one that LMCache's configuration names has none unless given.
+    Parameters
+    ----------
+    extra
+        `kv_connector_extra_config`; its `lmcache.*` keys win over LMCACHE_* variables,
+        and those over LMCACHE_CONFIG_FILE. Other keys are not looked at.
+    max_object_bytes
+        no object is larger; the staging pool holds at least this much.
+    cache_dir
+        of the default fs:// store; `vllm-splitzip` in the user's cache directory
+        unless given.
+    max_store_gib
+        limit of an fs:// store in GiB. The default store has 10 unless given,
+        one that LMCache's configuration names has none unless given.
 
-    Raises:
-        SettingError: names the setting, its value and what is allowed. A server that does not
-            answer is no error: its calls miss until it does.
+    Raises
+    ------
+    SettingError
+        Names the setting, its value and what is allowed. A server that does not
+        answer is no error: its calls miss until it does.
     """
-    from vllm_splitzip.storage.quiet import quiet_lmcache  # imports of LMCache take seconds
+    from .quiet import quiet_lmcache  # imports of LMCache take seconds
 
     with quiet_lmcache():
-        from vllm_splitzip.storage.config import load_config
-        from vllm_splitzip.storage.lmcache_tiers import LMCacheStore
+        from .config import load_config
+        from .lmcache_tiers import LMCacheStore
 
         config = load_config(
             extra,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from vllm_splitzip.errors import StoreError
+from ..errors import StoreError
 
 Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 """Anything contiguous that `memoryview` takes."""
@@ -29,9 +30,11 @@ class DamagedError(StoreError):
 class ObjectKey:
     """Names one object. Equal keys name the same bytes, whoever stored them.
 
-    Raises:
-        StoreError: the namespace is not `sz1-` and at most 28 of [a-z0-9-] (the janitor deletes
-            nothing whose name does not start so), or a number is out of range.
+    Raises
+    ------
+    StoreError
+        The namespace is not `sz1-` and at most 28 of [a-z0-9-] (the janitor deletes
+        nothing whose name does not start so), or a number is out of range.
     """
 
     namespace: str
@@ -69,6 +72,8 @@ class Fetched:
         """Returns the memory to the pool; a second call does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
+            with contextlib.suppress(BufferError):  # something was made of it
+                self.data.release()
             give_back()
 
     def __enter__(self) -> Self:
@@ -116,13 +121,14 @@ class Store(ABC):
     def put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, timeout_s: float) -> bool:
         """Stores the concatenation of `parts`, `nbytes` in all.
 
-        Returns:
-            True when the object can be fetched from the outermost tier that is configured.
-            False when it was not stored, or not within `timeout_s`. An empty object is never
-            stored. `parts` may be reused as soon as the call returns.
+        True when the object can be fetched from a remote, or where none is configured from the
+        last of the local tiers; False when it was not stored, or not within `timeout_s`. An
+        empty object is never stored. `parts` may be reused as soon as the call returns.
 
-        Raises:
-            StoreError: `parts` do not hold `nbytes` bytes.
+        Raises
+        ------
+        StoreError
+            `parts` do not hold `nbytes` bytes.
         """
 
     @abstractmethod

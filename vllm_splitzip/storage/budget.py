@@ -19,6 +19,7 @@ class Budget:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._in_use = 0
+        self._closed = False
         self._changed = threading.Condition()
 
     @property
@@ -32,12 +33,20 @@ class Budget:
         if size > self.capacity:
             return None
         with self._changed:
-            while self._in_use + size > self.capacity:
+            while self._in_use + size > self.capacity and not self._closed:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return None
+            if self._closed:
+                return None
             self._in_use += size
         return Reservation(self, size)
+
+    def close(self) -> None:
+        """Nothing can be reserved any more; who waits for it ends waiting."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until nothing is reserved. Returns whether that is so."""

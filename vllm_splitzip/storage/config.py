@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import os
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ import yaml
 from lmcache.v1.config import LMCacheEngineConfig, load_engine_config_with_overrides
 from lmcache.v1.config_base import validate_and_set_config_value
 
-from vllm_splitzip.errors import SettingError
-from vllm_splitzip.storage.schemes import check_plugin, check_scheme, redacted
+from ..errors import SettingError
+from .schemes import check_plugin, check_scheme, explain, redacted
 
 GIB = 1 << 30
 DEFAULT_MAX_STORE_GIB = 10.0
 MIN_POOL_BYTES = GIB // 4
-POOL_OBJECTS = 4  # objects of the greatest size that the staging pool holds at once
+POOL_OBJECTS = 6  # objects of the greatest size that the staging pool holds at once
+MAX_OBJECT_BYTES = (1 << 31) - 1  # LMCache writes an object's length as a signed 32-bit number
 
 # Parts of LMCache that move KV cache around its storage backends; nothing here would use them.
 _FOREIGN = ("enable_pd", "enable_p2p", "gds_path", "maru_path", "remote_config_url")
@@ -70,9 +72,16 @@ def load_config(
     """Reads LMCACHE_CONFIG_FILE, then LMCACHE_*, then the `lmcache.*` keys of `extra`; the last
     wins. Keys of `extra` without that prefix are not looked at.
 
-    Raises:
-        SettingError: see the message; nothing has been created.
+    Raises
+    ------
+    SettingError
+        See the message; nothing has been created.
     """
+    if not 0 < max_object_bytes <= MAX_OBJECT_BYTES:
+        raise SettingError(
+            f"one frame of this model can take {max_object_bytes / GIB:.3f} GiB, LMCache holds "
+            f"objects of at most 2. Choose a smaller chunk_tokens"
+        )
     config, given = _read(extra)
     _refuse_foreign(config)
     plugins = config.remote_storage_plugins or []
@@ -187,6 +196,15 @@ def _plugin(config: LMCacheEngineConfig, name: str) -> Remote:
     extra = config.extra_config
     named = bool(extra.get(f"{prefix}.module_path") and extra.get(f"{prefix}.class_name"))
     check_plugin(name, named)
+    if named:
+        try:
+            module = importlib.import_module(extra[f"{prefix}.module_path"])
+            getattr(module, extra[f"{prefix}.class_name"])
+        except Exception as error:  # LMCache says it in its log only
+            raise SettingError(
+                f"{prefix}: {extra[f'{prefix}.module_path']}.{extra[f'{prefix}.class_name']} "
+                f"cannot be imported: {explain(error)}"
+            ) from error
     url = f"plugin://{name}"
     return Remote(url, name.partition(".")[0], url, name)
 

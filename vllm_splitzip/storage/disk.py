@@ -21,12 +21,13 @@ import torch
 from lmcache import torch_dev, torch_device_type
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
-from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.breaker import Breaker
-from vllm_splitzip.storage.guards import without_statistics
-from vllm_splitzip.storage.janitor import Janitor
-from vllm_splitzip.storage.loop import LoopThread
-from vllm_splitzip.storage.pool import FORMAT, StagingPool
+from ..errors import StoreError
+from .base import Health
+from .breaker import Breaker
+from .guards import without_statistics
+from .janitor import Janitor
+from .loop import LoopThread
+from .pool import FORMAT, StagingPool
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class _WholeFiles(LocalDiskBackend):
         super().__init__(*args)
         without_statistics(self.cache_policy)
         self.failed: dict[str, OSError] = {}  # by path; the writer takes it out
+        self._adopting = threading.Lock()
 
     def path_of(self, key: Any) -> str:
         return str(self._key_to_path(key))
@@ -66,6 +68,10 @@ class _WholeFiles(LocalDiskBackend):
 
     def adopt(self, key: Any) -> bool:
         """Makes the index agree with the directory. Whether the object is there."""
+        with self._adopting:
+            return self._adopt(key)
+
+    def _adopt(self, key: Any) -> bool:
         path = self.path_of(key)
         try:
             size = os.stat(path).st_size
@@ -121,6 +127,10 @@ class DiskTier:
         return Path(self._backend.path)
 
     @property
+    def health(self) -> Health:
+        return "read-only" if self._writes.is_open else "up"
+
+    @property
     def evicted(self) -> int:
         """Files that were deleted for the limit, other than by LMCache itself."""
         return self._janitor.evicted
@@ -131,8 +141,10 @@ class DiskTier:
     def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
         """As RemoteTier.get.
 
-        Raises:
-            StoreError: damaged, gone, or not read in time; `late` takes what arrives later.
+        Raises
+        ------
+        StoreError
+            Damaged, gone, or not read in time; `late` takes what arrives later.
         """
         future: Future[Any] = self._readers.submit(self._backend.get_blocking, key)
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmcache.v1 import memory_management, protocol
 
-from vllm_splitzip.errors import StoreError
+from ..errors import StoreError
 
 ONE_GROUP_BYTES = 28  # of RemoteMetadata: length, format, and one group's dtype and four sizes
 TYPES = 1024
@@ -15,8 +15,10 @@ TYPES = 1024
 def check_metadata_format() -> None:
     """LMCache's header of a stored object has a format that is global to the process.
 
-    Raises:
-        StoreError: another LMCache engine in this process has set it to another one.
+    Raises
+    ------
+    StoreError
+        Another LMCache engine in this process has set it to another one.
     """
     size = protocol.REMOTE_METADATA_BYTES
     if size is not None and size != ONE_GROUP_BYTES:

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.loop import LoopThread
+from ..errors import StoreError
+from .loop import LoopThread
 
 T = TypeVar("T")
 
@@ -67,8 +67,10 @@ class Janitor:
     def make_room(self, nbytes: int, deadline: float) -> None:
         """Prepares for writing a file of `nbytes`. `deadline` is of time.monotonic, in s.
 
-        Raises:
-            StoreError: the limit or the disk does not allow it, or the directory does not answer.
+        Raises
+        ------
+        StoreError
+            The limit or the disk does not allow it, or the directory does not answer.
         """
         left_s = max(0.0, deadline - time.monotonic())
         try:
@@ -112,6 +114,7 @@ class Janitor:
             self._estimate + nbytes > HIGH_WATER * self._limit
             or self._written + nbytes > RESCAN_SHARE * self._limit
             or time.monotonic() - self._scanned_at > RESCAN_S
+            or self._free() < nbytes
         )
         if due:
             self._sweep(nbytes)

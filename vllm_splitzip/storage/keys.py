@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lmcache.utils import CacheEngineKey
 
-from vllm_splitzip.storage.base import ObjectKey
+from .base import ObjectKey
 
 
 def lmcache_key(key: ObjectKey) -> Any:

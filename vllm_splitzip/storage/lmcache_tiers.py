@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from lmcache.v1.metadata import LMCacheMetadata
 
-from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.base import (
+from ..errors import StoreError
+from .base import (
     Buffer,
     DamagedError,
     Fetched,
@@ -25,12 +25,13 @@ from vllm_splitzip.storage.base import (
     Store,
     StoreStats,
 )
-from vllm_splitzip.storage.budget import Budget, Reservation
-from vllm_splitzip.storage.config import GIB, StoreConfig
-from vllm_splitzip.storage.disk import DiskTier
-from vllm_splitzip.storage.keys import lmcache_key
-from vllm_splitzip.storage.pool import Loan, StagingPool, gather
-from vllm_splitzip.storage.remotes import FsTier, RemoteTier, open_remote
+from .budget import Budget, Reservation
+from .config import GIB, StoreConfig
+from .disk import DiskTier
+from .keys import lmcache_key
+from .pool import Loan, StagingPool, gather
+from .remote import RemoteTier
+from .remotes import FsTier, open_remote
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,10 @@ class LMCacheStore(Store):
 
     def __init__(self, config: StoreConfig, max_object_bytes: int) -> None:
         """
-        Raises:
-            SettingError: a backend cannot work with its settings.
+        Raises
+        ------
+        SettingError
+            A backend cannot work with its settings.
         """
         self._config = config
         self._max_object_bytes = max_object_bytes
@@ -92,7 +95,7 @@ class LMCacheStore(Store):
         name = lmcache_key(key)
         fetched = None
         tier = "local_cpu"
-        if not self._closed and self._config.hot:
+        if self._config.hot:
             fetched = self._fetch_hot(name, deadline)
         if fetched is None and self._disk is not None and self._disk.contains(name):
             tier = "local_disk"
@@ -130,7 +133,7 @@ class LMCacheStore(Store):
     def _fetch(self, key: ObjectKey, fetch: Fetch, deadline: float) -> Fetched | None:
         """One tier's answer, with the memory for it reserved while it may arrive."""
         share = self._budget.reserve(self._max_object_bytes, deadline)
-        if share is None or self._closed:
+        if share is None:
             return None
 
         def late(obj: Any) -> None:
@@ -180,7 +183,7 @@ class LMCacheStore(Store):
         return stored
 
     def _put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, deadline: float) -> bool:
-        if not 0 < nbytes <= self._max_object_bytes or self._closed:
+        if not 0 < nbytes <= self._max_object_bytes:
             return False
         share = self._budget.reserve(nbytes, deadline)
         if share is None:
@@ -227,6 +230,7 @@ class LMCacheStore(Store):
             if self._closed:
                 return
             self._closed = True
+        self._budget.close()
         idle = self._disk.close() if self._disk is not None else True
         for remote in self._remotes:
             remote.close()
@@ -236,7 +240,7 @@ class LMCacheStore(Store):
 
     @property
     def health(self) -> Health:
-        states = {remote.health for remote in self._remotes}
+        states = {tier.health for tier in (self._disk, *self._remotes) if tier is not None}
         for state in ("down", "read-only"):
             if state in states:
                 return state

@@ -38,8 +38,10 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts `coroutine` on the loop.
 
-        Raises:
-            RuntimeError: the loop has been stopped.
+        Raises
+        ------
+        RuntimeError
+            The loop has been stopped.
         """
         with self._lock:
             if not self._stopping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ import torch
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from vllm_splitzip.errors import StoreError
-from vllm_splitzip.storage.base import Buffer, DamagedError
-from vllm_splitzip.storage.budget import Reservation
-from vllm_splitzip.storage.guards import forget_types, without_statistics
+from ..errors import StoreError
+from .base import Buffer, DamagedError
+from .budget import Reservation
+from .guards import forget_types, without_statistics
 
 RETRY_S = 0.005
+COLLECT_S = 30.0  # at most that often; the collector stops every thread
 FORMAT = MemoryFormat.EC_TD  # one that every tier takes, for a tensor of one dimension
 
 
@@ -30,6 +32,7 @@ class StagingPool(LocalCPUBackend):
         super().__init__(config, metadata, "cpu")
         without_statistics(self.cache_policy)
         self._max_object_bytes = max_object_bytes
+        self._collected_at = time.monotonic()
         self.failures = 0  # allocations that failed, for any reason
 
     def _setup_metrics(self) -> None:
@@ -47,9 +50,12 @@ class StagingPool(LocalCPUBackend):
     ) -> Any:
         """As LMCache's, called by its connectors with what an object's stored metadata say.
 
-        Raises:
-            DamagedError: those are not of an object of this store.
-            StoreError: there is not so much memory free in one piece.
+        Raises
+        ------
+        DamagedError
+            Those are not of an object of this store.
+        StoreError
+            There is not so much memory free in one piece.
         """
         shape = shapes[0] if isinstance(shapes, list) else shapes
         dtype = dtypes[0] if isinstance(dtypes, list) else dtypes
@@ -64,6 +70,11 @@ class StagingPool(LocalCPUBackend):
         # Connectors ask with busy_loop=True from their event loop: when the pool is full that
         # sleeps, for ever, in the thread that would have to free something.
         obj = super().allocate(shapes, dtypes, fmt, eviction=eviction, busy_loop=False)
+        if obj is None and time.monotonic() - self._collected_at > COLLECT_S:
+            # What LMCache has lost in a call that failed comes back when it is collected.
+            self._collected_at = time.monotonic()
+            gc.collect()
+            obj = super().allocate(shapes, dtypes, fmt, eviction=eviction, busy_loop=False)
         if obj is None:
             self.failures += 1
             # Connectors differ in what they do with None; lm:// loses its place in the stream.
@@ -144,8 +155,10 @@ def view_of(obj: Any) -> memoryview:
 def gather(parts: Sequence[Buffer], nbytes: int, obj: Any) -> None:
     """Copies `parts` one after the other into `obj`, which holds `nbytes`.
 
-    Raises:
-        StoreError: they are not `nbytes` in all.
+    Raises
+    ------
+    StoreError
+        They are not `nbytes` in all.
     """
     views = [_flat(part) for part in parts]
     total = sum(view.nbytes for view in views)

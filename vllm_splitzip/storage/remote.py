@@ -7,18 +7,16 @@ import contextlib
 import errno
 import logging
 import struct
-import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from vllm_splitzip.errors import SettingError, StoreError
-from vllm_splitzip.storage.base import DamagedError, Health
-from vllm_splitzip.storage.breaker import Breaker
-from vllm_splitzip.storage.connection import Connection, Opener
-from vllm_splitzip.storage.schemes import explain, redacted
+from ..errors import SettingError, StoreError
+from .base import DamagedError, Health
+from .breaker import Breaker
+from .connection import Connection, Line, Opener, Traits
+from .schemes import explain, redacted
 
 T = TypeVar("T")
 
@@ -46,29 +44,25 @@ _SETTING_ERRORS = (
     NotADirectoryError,
     FileExistsError,
 )
-
-
 # What connectors stumble over in an object that is damaged, when the server is well.
 _DAMAGE = (ValueError, TypeError, LookupError, AssertionError, struct.error)
 
 
 class RemoteTier:
-    """Calls of one remote backend. `lmcache_key`s and MemoryObjs are LMCache's."""
+    """Calls of one remote backend. Keys are LMCache's CacheEngineKey, objects its MemoryObj.
+
+    `check` raises StoreError when no call may be made at all.
+    """
 
     def __init__(
-        self, label: str, opener: Opener, *, width: int, check: Callable[[], None]
+        self, label: str, opener: Opener, traits: Traits, check: Callable[[], None]
     ) -> None:
         self.label = label
-        self._opener = opener
-        self._width = width
+        self._traits = traits
         self._check = check
+        self._line = Line(label, opener, traits, check)
         self._breaker = Breaker(f"store {label}", "calls are cache misses")
         self._writes = Breaker(f"storing into {label}", "nothing is stored")
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._connecting: Future[Connection] | None = None
-        self._closing: list[threading.Thread] = []
-        self._closed = False
 
     @property
     def health(self) -> Health:
@@ -79,14 +73,16 @@ class RemoteTier:
     def open(self, timeout_s: float) -> None:
         """Connects, or leaves it for later when the server is not there.
 
-        Raises:
-            SettingError: the connector cannot work with its settings at all.
+        Raises
+        ------
+        SettingError
+            The connector cannot work with its settings at all.
         """
         ticket = self._breaker.enter()
         if ticket is None:
             return
         try:
-            self._connect(time.monotonic() + timeout_s)
+            self._line.get(time.monotonic() + timeout_s)
         except TimeoutError:
             self._breaker.failed(ticket, f"not connected within {timeout_s:g} s")
         except SettingError:
@@ -109,20 +105,23 @@ class RemoteTier:
         """A MemoryObj, or None. `late` takes what arrives after this call has returned; it is
         called once, with None when that is nothing, exactly when the call raises StoreError.
 
-        Raises:
-            DamagedError: what is there is no object of this store.
-            StoreError: no answer.
+        Raises
+        ------
+        DamagedError
+            What is there is no object of this store.
+        StoreError
+            No answer.
         """
 
         async def ask(connector: Any) -> Any:
             try:
                 return await connector.get(key)
             except Exception as error:
-                # LMCache keeps the last error of each of its workers, and with it the memory
-                # that the failed call had allocated and not given back.
-                traceback.clear_frames(error.__traceback__)
+                # LMCache keeps the last error of each of its workers, and its frames keep the
+                # memory that the failed call had allocated and not given back.
+                error.__traceback__ = None
                 # On a stream these are as likely the end of it, or somebody else's bytes.
-                if isinstance(error, _DAMAGE) and self._width > 1:
+                if isinstance(error, _DAMAGE) and not self._traits.is_stream:
                     raise DamagedError(explain(error)) from error
                 raise
 
@@ -151,7 +150,7 @@ class RemoteTier:
         async def ask(connector: Any) -> bool:
             await connector.put(key, obj)
             # lm:// acknowledges nothing: its put has "succeeded" when the kernel took the bytes.
-            return self._width > 1 or bool(await connector.exists(key))
+            return not self._traits.is_stream or bool(await connector.exists(key))
 
         def refusal(error: BaseException) -> bool:
             if _is_refusal(error):
@@ -173,8 +172,10 @@ class RemoteTier:
     def _prepare(self, key: Any, nbytes: int, deadline: float, *, fresh: bool) -> bool:
         """Before a put. Whether there is nothing to do.
 
-        Raises:
-            StoreError: there is no room.
+        Raises
+        ------
+        StoreError
+            There is no room.
         """
         return False
 
@@ -190,13 +191,7 @@ class RemoteTier:
             self._call(ask, timeout_s)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            connection = self._connection
-        if connection is not None:
-            self._retire(connection)
-        for thread in self._closing:
-            thread.join(10)
+        self._line.close()
 
     def _call(
         self,
@@ -207,9 +202,11 @@ class RemoteTier:
     ) -> T:
         """Runs `ask` with a deadline and tells the breaker how it went.
 
-        Raises:
-            StoreError: refused by the breaker, failed, or late; `late` has been or will be
-                called once.
+        Raises
+        ------
+        StoreError
+            Refused by the breaker, failed, or late; `late` has been or will be
+            called once.
         """
         drop = late if late is not None else _ignore
         ticket = self._breaker.enter()
@@ -221,7 +218,7 @@ class RemoteTier:
         future: Future[T] | None = None
         try:
             self._check()
-            connection = self._connect(started + timeout_s)
+            connection = self._line.get(started + timeout_s)
             future = connection.submit(ask)
             result = future.result(max(0.0, started + timeout_s - time.monotonic()))
         except BaseException as error:
@@ -237,59 +234,14 @@ class RemoteTier:
                 drop(None)
             else:
                 future.add_done_callback(lambda done: drop(_result_of(done)))
-            # With one call at a time there is a stream, and this call has left it anywhere.
-            if connection is not None and (self._breaker.is_open or self._width == 1):
-                self._retire(connection)
+            if connection is not None and (self._breaker.is_open or self._traits.is_stream):
+                self._line.give_up(connection)
             if not isinstance(error, Exception):
                 raise
             kind = DamagedError if isinstance(error, DamagedError) else StoreError
             raise kind(f"{self.label}: {explain(error)} after {waited_s:.2f} s") from error
         self._breaker.succeeded(ticket)
         return result
-
-    def _connect(self, deadline: float) -> Connection:
-        """The connection, made on a thread of its own: constructors block without a deadline."""
-        with self._lock:
-            if self._closed:
-                raise StoreError(f"{self.label} has been closed")
-            if self._connection is not None:
-                return self._connection
-            future = self._connecting
-            if future is None:
-                future = self._connecting = Future()
-                threading.Thread(
-                    target=self._make,
-                    args=(future,),
-                    name="splitzip-connect",
-                    daemon=True,
-                ).start()
-        return future.result(max(0.0, deadline - time.monotonic()))
-
-    def _make(self, future: Future[Connection]) -> None:
-        try:
-            self._check()
-            connection = Connection(self.label, self._opener, self._width)
-        except BaseException as error:
-            with self._lock:
-                self._connecting = None
-            future.set_exception(error)
-            return
-        with self._lock:
-            self._connecting = None
-            wanted = not self._closed
-            if wanted:
-                self._connection = connection
-        if not wanted:
-            connection.close()
-        future.set_result(connection)
-
-    def _retire(self, connection: Connection) -> None:
-        with self._lock:
-            if self._connection is not connection:
-                return
-            self._connection = None
-            self._closing = [thread for thread in self._closing if thread.is_alive()]
-            self._closing.append(connection.close_soon())
 
 
 def _is_refusal(error: BaseException) -> bool:

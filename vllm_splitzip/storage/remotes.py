@@ -17,25 +17,25 @@ from urllib.parse import urlparse
 
 from lmcache.v1.storage_backend import connector
 
-from vllm_splitzip.errors import SettingError, StoreError
-from vllm_splitzip.storage.config import Remote, StoreConfig
-from vllm_splitzip.storage.guards import check_metadata_format
-from vllm_splitzip.storage.janitor import TMP_PREFIX, Janitor
-from vllm_splitzip.storage.pool import StagingPool
-from vllm_splitzip.storage.remote import RemoteTier
-
-__all__ = ["FsTier", "RemoteTier", "open_remote"]
+from ..errors import SettingError, StoreError
+from .config import Remote, StoreConfig
+from .connection import Traits
+from .guards import check_metadata_format
+from .janitor import TMP_PREFIX, Janitor
+from .pool import StagingPool
+from .remote import RemoteTier
 
 OPEN_S = 5.0  # start-up waits this long for a remote that does not answer
-WIDTH = 16  # calls in flight per remote
 
 
 def open_remote(
     remote: Remote, config: StoreConfig, metadata: Any, pool: StagingPool
 ) -> RemoteTier:
     """
-    Raises:
-        SettingError: LMCache cannot use the remote as it is configured.
+    Raises
+    ------
+    SettingError
+        LMCache cannot use the remote as it is configured.
     """
     try:
         check_metadata_format()
@@ -68,9 +68,7 @@ def open_remote(
             pool=pool,
         )
     else:
-        # lm:// talks over one socket and lets go of its lock between header and body.
-        width = 1 if remote.scheme == "lm" else WIDTH
-        tier = RemoteTier(remote.label, opener, width=width, check=check_metadata_format)
+        tier = RemoteTier(remote.label, opener, _traits(remote.scheme), check_metadata_format)
     try:
         tier.open(OPEN_S)
     except BaseException:
@@ -92,7 +90,7 @@ class FsTier(RemoteTier):
         tmp_name: str,
         pool: StagingPool,
     ) -> None:
-        super().__init__(label, opener, width=WIDTH, check=check_metadata_format)
+        super().__init__(label, opener, Traits(), check_metadata_format)
         self._directories = directories
         self._janitor = Janitor(directories, ".data", limit, tmp_name)
         self._pool = pool
@@ -128,9 +126,19 @@ class FsTier(RemoteTier):
         self._janitor.close()
 
 
+def _traits(scheme: str) -> Traits:
+    if scheme == "lm":  # talks over one socket, and lets go of its lock between header and body
+        return Traits(width=1)
+    return Traits(cancellable=_is_redis(scheme))
+
+
+def _is_redis(scheme: str) -> bool:
+    return scheme.startswith("redis") or scheme == "unix"
+
+
 def _import_connector(scheme: str) -> None:
     """Imports now, while LMCache is kept quiet, what it imports when it connects."""
-    kind = "redis" if scheme.startswith("redis") or scheme == "unix" else scheme
+    kind = "redis" if _is_redis(scheme) else scheme
     for module in pkgutil.iter_modules(connector.__path__):
         if module.name.endswith("_adapter") or module.name == f"{kind}_connector":
             with contextlib.suppress(ImportError):
@@ -140,8 +148,10 @@ def _import_connector(scheme: str) -> None:
 def _knock(url: str) -> None:
     """LMCache's lm connector connects without a time limit, and leaves its socket when it fails.
 
-    Raises:
-        OSError: nobody listens.
+    Raises
+    ------
+    OSError
+        Nobody listens.
     """
     parsed = urlparse(url)
     if parsed.hostname and parsed.port:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vllm_splitzip.errors import SettingError
+from ..errors import SettingError
 
 # They store each object with its length, and give back exactly that many bytes.
 SUPPORTED = (
@@ -49,8 +49,10 @@ _BUILT_IN_PLUGINS = ("fs", "redis", "mooncakestore", "hf3fs", "bigtable", "hfbuc
 def check_scheme(setting: str, url: str) -> str:
     """The scheme of `url`, when it can hold frames.
 
-    Raises:
-        SettingError: it cannot, or LMCache knows no such scheme.
+    Raises
+    ------
+    SettingError
+        It cannot, or LMCache knows no such scheme.
     """
     scheme, colon, _ = url.partition("://")
     if colon and scheme in SUPPORTED:
@@ -65,9 +67,11 @@ def check_scheme(setting: str, url: str) -> str:
 def check_plugin(name: str, has_module: bool) -> None:
     """Checks one entry of `remote_storage_plugins`, `TYPE` or `TYPE.INSTANCE`.
 
-    Raises:
-        SettingError: a type that LMCache has built in and that cannot hold frames, or one that
-            it has not and for which no module is named.
+    Raises
+    ------
+    SettingError
+        A type that LMCache has built in and that cannot hold frames, or one that
+        it has not and for which no module is named.
     """
     kind = name.partition(".")[0]
     if has_module:
