@@ -9,8 +9,8 @@ from ..errors import FrameLayoutError
 from .coded import Blocks, Bytes
 from .cpu_pool import ALIGNMENT
 
-STREAM_BYTES = 1 << 20
-"""From this size on, output bypasses the cache: it would not stay there until it is used."""
+STREAM_BYTES = 1 << 17
+"""From this size on, output bypasses the cache: what uses it comes after all other layers."""
 
 
 @dataclass(frozen=True, slots=True)

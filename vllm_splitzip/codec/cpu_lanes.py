@@ -1,0 +1,238 @@
+"""More 64-byte vectors for numba loops: what the windowed modes need. See `cpu_vector.py`."""
+
+# numba and llvmlite are untyped, and so is what numba calls back.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .cpu_vector import (
+    _BYTES,
+    _I8,
+    _I32,
+    _I64,
+    _WORDS,
+    LANES,
+    _constant,
+    _load,
+    _pointer,
+    _splat,
+    pair,
+    vector,
+)
+
+_SHORTS = ir.VectorType(ir.IntType(16), LANES // 2)
+_QUADS = ir.VectorType(_I32, LANES // 4)
+_FOURTHS = ir.VectorType(_I8, LANES // 4)
+
+
+def _every(builder: Any, number: Any) -> Any:
+    """64 copies of an integer's lowest byte."""
+    return _splat(builder, builder.trunc(number, _I8))
+
+
+def _shift(builder: Any, bytes_: Any, number: Any, left: bool) -> Any:
+    """Shift pairs of bytes, which processors can; what crosses over, the caller has masked."""
+    amount = builder.trunc(number, ir.IntType(16))
+    one = builder.insert_element(ir.Constant(_SHORTS, ir.Undefined), amount, ir.Constant(_I32, 0))
+    lanes = ir.Constant(ir.VectorType(_I32, LANES // 2), [0] * (LANES // 2))
+    amounts = builder.shuffle_vector(one, ir.Constant(_SHORTS, ir.Undefined), lanes)
+    shorts = builder.bitcast(bytes_, _SHORTS)
+    shifted = builder.shl(shorts, amounts) if left else builder.lshr(shorts, amounts)
+    return builder.bitcast(shifted, _BYTES)
+
+
+@intrinsic
+def pointer32(typing, address):
+    """The address as a pointer to uint32 that can be indexed."""
+    return _pointer(types.uint32, address)
+
+
+@intrinsic
+def rotate_words(typing, elements, bases):
+    """(top bytes, low bytes) of 64 elements of 2 bytes, rotated from the bases at an address."""
+
+    def generate(context, builder, signature, args):
+        words = _load(builder, args[0], _WORDS)
+        # The subtraction may borrow from the sign, which the shift drops.
+        distance = builder.sub(words, _load(builder, args[1], _WORDS))
+        rotated = builder.or_(
+            builder.shl(distance, _constant(_WORDS, 1)), builder.lshr(words, _constant(_WORDS, 15))
+        )
+        top = builder.trunc(builder.lshr(rotated, _constant(_WORDS, 8)), _BYTES)
+        low = builder.trunc(rotated, _BYTES)
+        return context.make_tuple(builder, signature.return_type, (top, low))
+
+    return pair(types.int64, types.int64), generate
+
+
+@intrinsic
+def unrotate_words(typing, bases, top, low):
+    """The 64 elements of 2 bytes, as two vectors."""
+
+    def generate(context, builder, signature, args):
+        high = builder.shl(builder.zext(args[1], _WORDS), _constant(_WORDS, 8))
+        rotated = builder.or_(high, builder.zext(args[2], _WORDS))
+        distance = builder.lshr(rotated, _constant(_WORDS, 1))
+        magnitude = builder.and_(
+            builder.add(distance, _load(builder, args[0], _WORDS)), _constant(_WORDS, 0x7FFF)
+        )
+        words = builder.or_(magnitude, builder.shl(rotated, _constant(_WORDS, 15)))
+        every = builder.bitcast(words, ir.VectorType(_I8, 2 * LANES))
+        halves = [
+            builder.shuffle_vector(
+                every,
+                every,
+                ir.Constant(ir.VectorType(_I32, LANES), list(range(start, start + LANES))),
+            )
+            for start in (0, LANES)
+        ]
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    return pair(types.int64, vector, vector), generate
+
+
+@intrinsic
+def rotate_bytes(typing, elements, bases):
+    """64 elements of 1 byte, rotated from the bases at an address."""
+
+    def generate(context, builder, signature, args):
+        elements = _load(builder, args[0], _BYTES)
+        distance = builder.sub(elements, _load(builder, args[1], _BYTES))
+        return builder.or_(
+            builder.shl(distance, _constant(_BYTES, 1)),
+            builder.lshr(elements, _constant(_BYTES, 7)),
+        )
+
+    return vector(types.int64, types.int64), generate
+
+
+@intrinsic
+def unrotate_bytes(typing, bases, top):
+    """The 64 elements of 1 byte."""
+
+    def generate(context, builder, signature, args):
+        distance = builder.lshr(args[1], _constant(_BYTES, 1))
+        magnitude = builder.and_(
+            builder.add(distance, _load(builder, args[0], _BYTES)), _constant(_BYTES, 0x7F)
+        )
+        return builder.or_(magnitude, builder.shl(args[1], _constant(_BYTES, 7)))
+
+    return vector(types.int64, vector), generate
+
+
+@intrinsic
+def at_least(typing, bytes_, number):
+    """The bytes that are `number` or more, as bits."""
+
+    def generate(context, builder, signature, args):
+        compared = builder.icmp_unsigned(">=", args[0], _every(builder, args[1]))
+        return builder.bitcast(compared, _I64)
+
+    return types.int64(vector, types.int64), generate
+
+
+@intrinsic
+def equal_to(typing, bytes_, number):
+    """The bytes that are `number`, as bits."""
+
+    def generate(context, builder, signature, args):
+        compared = builder.icmp_unsigned("==", args[0], _every(builder, args[1]))
+        return builder.bitcast(compared, _I64)
+
+    return types.int64(vector, types.int64), generate
+
+
+@intrinsic
+def field(typing, bytes_, at, mask):
+    """(byte >> at) & mask of each."""
+
+    def generate(context, builder, signature, args):
+        shifted = _shift(builder, args[0], args[1], left=False)
+        return builder.and_(shifted, _every(builder, args[2]))
+
+    return vector(vector, types.int64, types.int64), generate
+
+
+@intrinsic
+def raised(typing, bytes_, at):
+    """byte << at of each, none of which has bits that leave it."""
+
+    def generate(context, builder, signature, args):
+        return _shift(builder, args[0], args[1], left=True)
+
+    return vector(vector, types.int64), generate
+
+
+@intrinsic
+def either(typing, one, other):
+    """Bits of one or the other."""
+
+    def generate(context, builder, signature, args):
+        return builder.or_(args[0], args[1])
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def constant(typing, number):
+    """64 times the same byte."""
+
+    def generate(context, builder, signature, args):
+        return _every(builder, args[0])
+
+    return vector(types.int64), generate
+
+
+@intrinsic
+def replaced(typing, bytes_, bits, number):
+    """`number` in place of the bytes that the bits name."""
+
+    def generate(context, builder, signature, args):
+        where = builder.bitcast(args[1], ir.VectorType(ir.IntType(1), LANES))
+        return builder.select(where, _every(builder, args[2]), args[0])
+
+    return vector(vector, types.int64, types.int64), generate
+
+
+@intrinsic
+def store_pairs(typing, address, numbers):
+    """64 numbers of 2 bits to 16 bytes, four after each other in each."""
+
+    def generate(context, builder, signature, args):
+        quads = builder.bitcast(args[1], _QUADS)
+        joined = quads
+        for shift in (6, 12, 18):
+            joined = builder.or_(joined, builder.lshr(quads, _constant(_QUADS, shift)))
+        packed = builder.trunc(joined, _FOURTHS)
+        builder.store(packed, builder.inttoptr(args[0], _FOURTHS.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
+def load_pairs(typing, address):
+    """The 64 numbers of 2 bits in 16 bytes."""
+
+    def generate(context, builder, signature, args):
+        quads = builder.zext(_load(builder, args[0], _FOURTHS), _QUADS)
+        spread = quads
+        for shift in (6, 12, 18):
+            spread = builder.or_(spread, builder.shl(quads, _constant(_QUADS, shift)))
+        return builder.bitcast(builder.and_(spread, _constant(_QUADS, 0x03030303)), _BYTES)
+
+    return vector(types.int64), generate
+
+
+@intrinsic
+def bit_count(typing, bits):
+    """How many bits are set."""
+
+    def generate(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), generate
