@@ -1,5 +1,9 @@
-"""The Triton kernels, run by Triton's interpreter."""
+"""The Triton kernels, run by Triton's interpreter.
 
+Each test is a process of its own: the interpreter is chosen before Triton is imported, for good.
+"""
+
+import json
 import os
 import subprocess
 import sys
@@ -8,15 +12,26 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_interpreted():
-    """In a process of its own: the interpreter is chosen before Triton is imported, for good."""
-    arguments = ["-p", "no:cacheprovider", "-q", "--no-header", "--durations=5"]
+def interpreted(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, str(HERE / "interpreted/kernels.py")],
+        [sys.executable, "-m", *arguments],
         cwd=HERE.parent,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
-    print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_kernels():
+    options = ["-p", "no:cacheprovider", "-q", "--no-header"]
+    print(interpreted("pytest", *options, str(HERE / "interpreted/kernels.py")))
+
+
+def test_gpu_check_rehearsed(tmp_path):
+    out = tmp_path / "gpu_check.json"
+    print(interpreted("benchmarks.gpu_check", "--tiny", "--out", str(out)))
+    report = json.loads(out.read_text())
+    assert all(row["exact"] for row in report["exact"])
+    assert {"sizes", "escapes", "layouts", "codebooks", "chunks per program"} < report.keys()

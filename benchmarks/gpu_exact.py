@@ -1,0 +1,176 @@
+"""Exactness on a device: the reference's bytes, every bit back, and nothing written elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from vllm_splitzip.kernels import fast_encode
+
+from vllm_splitzip.codec import device as codec
+from vllm_splitzip.codec import reference
+from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.coded import Coded
+
+from .gpu_data import BOOKS, LAYOUTS, Layout, kv_like, read, write
+
+_UNTOUCHED = -0x1234
+
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e5m2": torch.float8_e5m2,
+    "e4m3": torch.float8_e4m3fn,
+    "bytes": torch.uint8,
+}
+
+
+class Different(Exception):
+    """Bits are not what they must be."""
+
+
+def checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str | None]]:
+    """(name, what is wrong or None) of one check after the other."""
+    for name, check in _all(device, tiny):
+        try:
+            check()
+            yield name, None
+        except Different as error:
+            yield name, str(error)
+
+
+def _all(device, tiny):
+    blocks = 2 if tiny else 64
+    for book_name, book in BOOKS.items():
+        words = torch.randperm(1 << 16, device=device).to(torch.int16)
+        words = words[:2048] if tiny else words
+        yield (
+            f"fast: every pattern, {book_name}",
+            lambda b=book, w=words: _never_raw(fast, LAYOUTS["contiguous"], (1, 16, 64), w, b),
+        )
+    book = BOOKS["zero-window"]
+    for shape in ((8, 16, 256), (1, 64, 576), (3, 16, 160), (2, 16, 72), (5, 3, 7)):
+        shape = (shape[0], 2, 48) if tiny else shape
+        for name, layout in LAYOUTS.items():
+            words = kv_like(blocks * int(np.prod(shape)), book, 0.003, device)
+            yield (
+                f"fast: {name}, [B, {', '.join(map(str, shape))}]",
+                lambda la=layout, s=shape, w=words: _never_raw(fast, la, s, w, book),
+            )
+    for elements in (1, 31, 32, 1000, 1023, 1025, 2080) if tiny else range(1, 4200, 61):
+        words = kv_like(elements, book, 0.05, device)
+        yield (
+            f"fast: {elements} elements",
+            lambda n=elements, w=words: _never_raw(fast, LAYOUTS["contiguous"], (1, 1, n), w, book),
+        )
+    if tiny:
+        rates = {"no escape": 0.0}
+    else:
+        rates = {"no escape": 0.0, "0.2 % escapes": 0.002, "15 % escapes": 0.15}
+    for name, rate in rates.items():
+        words = kv_like(4096 if tiny else 1 << 24, book, rate, device)
+        for repeat in range(1 if tiny else 4):
+            yield (
+                f"fast: {words.numel()} elements, {name}, run {repeat}",
+                lambda w=words: fast(LAYOUTS["rows_first"], (2, 16, 64), w, book),
+            )
+    for name, dtype in FORMATS.items():
+        yield f"raw: {name}", lambda d=dtype: raw(d, device)
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
+    if free > 24 << 30:
+        yield "fast: blocks more than 8 GiB from the cache's start", lambda: _far(device)
+
+
+def fast(
+    layout: Layout, shape: tuple[int, int, int], words: torch.Tensor, book: Codebook, spare: int = 2
+) -> None:
+    """Encode and decode blocks that lie in any order among `spare` others."""
+    blocks = words.numel() // int(np.prod(shape))
+    ids = torch.randperm(blocks + spare, device=words.device)[:blocks]
+    view = layout((blocks + spare, *shape), words.device)
+    write(view, ids, words)
+    table = ids.cpu().numpy()
+    _same_streams(
+        codec.encode_fast(view, table, book).result(),
+        expected := reference.encode(words.cpu().numpy().view(np.uint16), book),
+    )
+    memory = _memory(view).fill_(_UNTOUCHED)
+    unwanted = torch.arange(blocks, device=words.device) % 5 == 4
+    codec.decode_fast(expected, book, view, np.where(unwanted.cpu().numpy(), -1, table))
+    kept = ids[~unwanted]
+    _equal("decoded", read(view, kept), words.reshape(blocks, -1)[~unwanted].reshape(-1))
+    view.view(torch.int16)[kept] = _UNTOUCHED
+    _equal("memory around", memory, torch.full_like(memory, _UNTOUCHED))
+
+
+def raw(dtype: torch.dtype, device: torch.device) -> None:
+    bits = torch.randint(256, (6, 8, 3, 16 * dtype.itemsize), device=device).to(torch.uint8)
+    view, table = bits.view(dtype).transpose(1, 2), np.array([5, 0, 3])
+    coded = codec.encode_raw(view, table).result()
+    back = torch.zeros_like(bits)
+    codec.decode_raw(coded, back.view(dtype).transpose(1, 2), table)
+    bits[[1, 2, 4]] = 0
+    _equal("decoded", back, bits)
+
+
+def _far(device: torch.device) -> None:
+    """Byte and element offsets beyond 32 bits, in both forms of the kernels."""
+    book = BOOKS["zero-window"]
+    for columns in (512, 516):
+        cache = torch.zeros(1 << 16, 4, 32, columns, dtype=torch.bfloat16, device=device)
+        view = cache[..., columns - 512 :]
+        ids = torch.tensor([0, (1 << 16) - 1, 1 << 15], device=device)
+        words = kv_like(3 * view[0].numel(), book, 0.01, device)
+        write(view, ids, words)
+        coded = codec.encode_fast(view, ids.cpu().numpy(), book).result()
+        _same_streams(coded, reference.encode(words.cpu().numpy().view(np.uint16), book))
+        view[ids] = 0
+        codec.decode_fast(coded, book, view, ids.cpu().numpy())
+        _equal("decoded", read(view, ids), words)
+        if int(cache.view(torch.int16)[1:100].count_nonzero()):
+            raise Different("another block was written")
+        del cache, view
+
+
+def _never_raw(check, *args) -> None:
+    """Run a check on input that would be left to mode raw, as too small or too wild."""
+    with _no_limit():
+        check(*args)
+
+
+@contextmanager
+def _no_limit():
+    limit = fast_encode.escape_limit
+    fast_encode.escape_limit = codec.escape_limit = lambda elements: elements
+    try:
+        yield
+    finally:
+        fast_encode.escape_limit = codec.escape_limit = limit
+
+
+def _memory(view: torch.Tensor) -> torch.Tensor:
+    """All of the storage behind a view."""
+    return torch.empty(0, dtype=torch.int16, device=view.device).set_(view.untyped_storage())
+
+
+def _same_streams(actual: Coded | None, expected: Coded) -> None:
+    if actual is None:
+        raise Different("left to mode raw")
+    names = ("codes", "rest", *expected.tables)
+    ours = (*actual.dense, *(actual.tables[name] for name in expected.tables))
+    theirs = (*expected.dense, *expected.tables.values())
+    for name, one, other in zip(names, ours, theirs, strict=True):
+        _equal(name, torch.from_numpy(one), torch.from_numpy(other))
+
+
+def _equal(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    if actual.shape != expected.shape:
+        raise Different(f"{name}: {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    wrong = (actual != expected).reshape(-1)
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        found, wanted = actual.reshape(-1)[first], expected.reshape(-1)[first]
+        raise Different(
+            f"{name}: {int(wrong.sum())} of {wrong.numel()} differ, first at {first}: "
+            f"{int(found):#x}, expected {int(wanted):#x}"
+        )
