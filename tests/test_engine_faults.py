@@ -1,11 +1,11 @@
 """An engine whose store fails in the middle: requests are served, nothing hangs, one warning."""
 
 import pytest
-from storage_helpers import BlackHole, lm_server
 from transformers import AutoTokenizer
 
 from benchmarks import models, texts
 from benchmarks.engine import Engine
+from storage_helpers import BlackHole, lm_server
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from engine.harness import compared_blocks, engine_arguments, run_engine
 
 CONFIGS = json.loads((Path(__file__).parent / "engine" / "tiny_configs.json").read_text())
