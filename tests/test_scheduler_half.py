@@ -27,6 +27,7 @@ class FakeRequest:
     num_tokens: int = 0
     num_computed_tokens: int = 0
     block_hashes: list = field(default_factory=list)
+    kv_transfer_params: dict | None = None
 
     def __post_init__(self):
         self.grow(self.num_tokens or self.num_prompt_tokens)
@@ -57,7 +58,7 @@ class Engine:
     def __init__(self, geometry=FULL, **roles):
         self.geometry = geometry
         self.lookup = FakeLookup()
-        roles = {"loads": True, "saves": True, **roles}
+        roles = {"loads": True, "saves": True, "wait_s": 30.0, **roles}
         self.half = SchedulerHalf(geometry, self.lookup, **roles)
 
     def tables(self, request):
@@ -322,3 +323,65 @@ def test_a_one_token_prompt_asks_nobody():
     assert engine.admit(request) == 0
     assert engine.lookup.questions == []
     assert engine.step({request: 1}).saves == []
+
+
+PREFILLED_ELSEWHERE = {"do_remote_prefill": True, "do_remote_decode": False}
+
+
+def test_the_decode_side_waits_for_frames_that_are_on_their_way(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    engine = Engine()
+    request = FakeRequest("a", 300, kv_transfer_params=PREFILLED_ELSEWHERE)
+    for hit in (None, NO_HIT, Hit(4, 4), Hit(8, 8)):
+        engine.lookup.hit = hit
+        assert engine.half.matched_tokens(request, 0) == (None, False)
+        clock[0] += 0.02
+    engine.lookup.hit = Hit(9, 9)
+    assert engine.half.matched_tokens(request, 0) == (9 * UNIT, True)
+
+
+def test_the_decode_side_does_not_ask_at_every_step(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    engine = Engine()
+    request = FakeRequest("a", 300, kv_transfer_params=PREFILLED_ELSEWHERE)
+    for _ in range(50):
+        assert engine.half.matched_tokens(request, 0) == (None, False)
+    assert len(engine.lookup.questions) == 1
+
+
+def test_the_decode_side_makes_do_with_what_is_there_in_the_end(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    engine = Engine(wait_s=2.0)
+    request = FakeRequest("a", 300, kv_transfer_params=PREFILLED_ELSEWHERE)
+    engine.lookup.hit = Hit(4, 4)
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    clock[0] += 2.1
+    assert engine.half.matched_tokens(request, 0) == (4 * UNIT, True)
+
+
+def test_nothing_waits_without_parameters():
+    engine, request = Engine(), FakeRequest("a", 300)
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
+def test_the_prefill_side_answers_what_the_decode_side_is_called_with():
+    engine = Engine(engine_id="prefill-1")
+    request = FakeRequest(
+        "a", 300, kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False}
+    )
+    engine.admit(request)
+    answer = engine.half.request_finished(request)
+    assert answer["do_remote_prefill"] is True
+    assert answer["do_remote_decode"] is False
+    assert answer["remote_engine_id"] == "prefill-1"
+    assert answer["remote_num_tokens"] == 300
+
+
+@pytest.mark.parametrize("parameters", [{}, {"do_remote_prefill": True}, {"unknown": 1}])
+def test_a_one_token_request_with_any_parameters_is_served(parameters):
+    engine, request = Engine(), FakeRequest("a", 1, kv_transfer_params=parameters)
+    assert engine.admit(request) == 0
+    assert engine.half.request_finished(request) is None

@@ -68,6 +68,8 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
                 self._lookup,
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,
+                wait_s=settings.load_timeout_s,
+                engine_id=transfer.engine_id,
             )
         else:
             self._worker_half = WorkerHalf(vllm_config, kv_cache_config, geometry, settings)

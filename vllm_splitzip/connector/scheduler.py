@@ -5,11 +5,13 @@ is to be done it tells them in a `Step`.
 """
 
 import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .geometry import Geometry
+from .handover import is_prefill_for_another, is_prefilled_elsewhere, parameters_for_decode
 from .hits import NO_HIT, Hit
 from .lookup import LookupClient
 from .messages import NOT_WANTED, LoadFrame, LoadJob, SaveFrame, Step
@@ -25,6 +27,9 @@ NULL_BLOCK = 0
 """vLLM's id for a block outside the sliding window."""
 
 REMEMBERED_SAVES = 1 << 16
+
+ASK_AGAIN_S = 0.01
+"""Seconds between two looks for frames that are on their way."""
 
 
 class _Offer(NamedTuple):
@@ -52,6 +57,9 @@ class _Tracked:
         Units up to which frames are stored or have been told to the workers to be stored.
     load_failed
         A load of this request failed once. It is not tried again.
+    wait_until, ask_again_at
+        For a request that was prefilled elsewhere: when to make do with what is there, and when
+        to look again. Seconds of the monotonic clock.
     """
 
     request: "Request"
@@ -61,16 +69,37 @@ class _Tracked:
     saved: int = 0
     tail_saved: bool = False
     load_failed: bool = False
+    wait_until: float | None = None
+    ask_again_at: float = 0.0
 
 
 class SchedulerHalf:
-    """Decides loads and saves. One per engine, called from its scheduler only."""
+    """Decides loads and saves. One per engine, called from its scheduler only.
+
+    Parameters
+    ----------
+    loads, saves
+        What this engine's role lets it do.
+    wait_s
+        Seconds that a request prefilled elsewhere waits for its frames.
+    engine_id
+        vLLM's name for this engine, which a prefill passes on.
+    """
 
     def __init__(
-        self, geometry: Geometry, lookup: LookupClient, *, loads: bool, saves: bool
+        self,
+        geometry: Geometry,
+        lookup: LookupClient,
+        *,
+        loads: bool,
+        saves: bool,
+        wait_s: float,
+        engine_id: str | None = None,
     ) -> None:
         self._geometry = geometry
         self._lookup = lookup
+        self._wait_s = wait_s
+        self._engine_id = engine_id
         self._loads = loads
         self._saves = saves
         self._tracked: dict[str, _Tracked] = {}
@@ -91,10 +120,11 @@ class SchedulerHalf:
         if tracked.load_failed:
             return 0, False
         if tracked.hit is None:
-            tracked.hit = self._ask_workers(request)
-            if tracked.hit is None:
+            hit = None if self._is_resting(tracked) else self._ask_workers(request)
+            if hit is None or self._is_worth_waiting(tracked, hit):
                 return None, False
-            self._note_stored(tracked, tracked.hit)
+            tracked.hit = hit
+            self._note_stored(tracked, hit)
         unit = self._geometry.unit_tokens
         matched = tracked.hit.units * unit - computed_tokens
         if matched <= 0 or not self._loads:
@@ -124,6 +154,10 @@ class SchedulerHalf:
         """The request left the scheduler. Its blocks may be freed: saves have read them already."""
         self._tracked.pop(request.request_id, None)
         self._lookup.forget(request.request_id)
+        if is_prefill_for_another(request.kv_transfer_params):
+            return parameters_for_decode(
+                request.request_id, request.num_prompt_tokens, self._engine_id
+            )
         return None
 
     # What vLLM's scheduler hands to the workers.
@@ -158,6 +192,23 @@ class SchedulerHalf:
             return NO_HIT
         hashes = [self._key(request, end) for end in range(1, known + 1)]
         return self._lookup.ask(request.request_id, hashes, limit)
+
+    def _is_resting(self, tracked: _Tracked) -> bool:
+        return time.monotonic() < tracked.ask_again_at
+
+    def _is_worth_waiting(self, tracked: _Tracked, hit: Hit) -> bool:
+        """Whether more frames than `hit` are on their way from another server, in time."""
+        request = tracked.request
+        wanted = (request.num_prompt_tokens - 1) // self._geometry.unit_tokens
+        if not self._loads or hit.units >= wanted:
+            return False
+        if not is_prefilled_elsewhere(request.kv_transfer_params):
+            return False
+        now = time.monotonic()
+        if tracked.wait_until is None:
+            tracked.wait_until = now + self._wait_s
+        tracked.ask_again_at = now + ASK_AGAIN_S
+        return now < tracked.wait_until
 
     def _plan_load(
         self,
