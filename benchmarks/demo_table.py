@@ -145,4 +145,4 @@ def _megabytes(nbytes: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s"
+    return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"

@@ -8,6 +8,7 @@ line to what was its standard output; everything else that it prints goes to the
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -154,8 +155,10 @@ class Engine:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _tail(self, lines: int = 25) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+    def _tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        causes = [line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)]
+        return "\n".join(dict.fromkeys([*causes[-5:], *lines[-10:]]))
 
 
 def _serve() -> None:
