@@ -234,6 +234,8 @@ def test_raw(dtype: Any, row: int) -> None:
     assert not partly.pages[np.setdiff1d(np.arange(70), kept)].any()
     with pytest.raises(FrameLayoutError, match="expected"):
         cpu.decode_raw(replace(coded, dense=(coded.dense[0][1:],)), back)
+    with pytest.raises(FrameLayoutError, match="expected"):
+        cpu.decode_raw(replace(coded, dense=()), back)
 
 
 def test_raw_of_nothing() -> None:
@@ -348,6 +350,14 @@ def test_blocks_that_do_not_exist() -> None:
 def test_pages_that_are_no_pages(pages: Any) -> None:
     with pytest.raises(ValueError, match="pages"):
         cpu.encode_raw(Blocks(pages, np.array([0])))
+
+
+def test_one_column_of_a_wider_array() -> None:
+    words = kv_like(3 * CHUNK, BOOKS["window"])
+    pages = np.repeat(words, 8).reshape(-1, 8)[:, 3:4]
+    coded = cpu.encode_fast(Blocks(pages, np.arange(words.size)), BOOKS["window"])
+    assert coded is not None
+    assert_same_streams(coded, reference.encode(words, BOOKS["window"]))
 
 
 def test_read_only_pages() -> None:

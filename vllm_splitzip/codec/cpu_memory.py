@@ -65,7 +65,9 @@ def _pages(blocks: Blocks, widths: tuple[int, ...]) -> Pages:
     pages = blocks.pages
     if pages.dtype.kind != "u" or pages.itemsize not in widths:
         raise ValueError(f"pages of {pages.dtype}, expected unsigned of {widths} bytes")
-    if pages.ndim != 2 or not pages.flags.aligned or pages.strides[1] != pages.itemsize:
+    # NumPy gives the only column of a one-element row any stride.
+    contiguous = pages.ndim == 2 and (pages.shape[1] < 2 or pages.strides[1] == pages.itemsize)
+    if not contiguous or not pages.flags.aligned:
         raise ValueError(f"pages must be aligned rows, these are {pages.shape}, {pages.strides}")
     address, stride = pages.ctypes.data, pages.strides[0]
     table = np.ascontiguousarray(blocks.table, np.int64)

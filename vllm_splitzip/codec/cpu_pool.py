@@ -20,7 +20,8 @@ IDLE_BYTES = 256 << 20
 class _Pool:
     """Idle buffers by size. Its lock may be taken again by a collector's run inside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.reset()
 
     def reset(self) -> None:
@@ -42,7 +43,7 @@ class _Pool:
             self.idle.setdefault(buffer.size, []).append(buffer)
             self.idle.move_to_end(buffer.size)
             self.total += buffer.size
-            while self.total > IDLE_BYTES:
+            while self.total > self.limit:
                 size, buffers = next(iter(self.idle.items()))
                 if buffers:
                     self.total -= size
@@ -54,12 +55,9 @@ class _Pool:
 class _Lease:
     """A buffer in use. NumPy holds it as the base of the arrays that look at the buffer."""
 
-    def __init__(self, size: int, pool: _Pool) -> None:
-        # Few different sizes, at most a quarter too large.
-        step = 1 << max(12, size.bit_length() - 3)
-        self.pool = pool
-        self.buffer = pool.take(-(-(size + ALIGNMENT) // step) * step)
-        address = self.buffer.ctypes.data
+    def __init__(self, buffer: Bytes, size: int, pool: _Pool) -> None:
+        self.buffer, self.pool = buffer, pool
+        address = buffer.ctypes.data
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -71,10 +69,13 @@ class _Lease:
         self.pool.give(self.buffer)
 
 
-_pool = _Pool()
+_pool = _Pool(IDLE_BYTES)
 os.register_at_fork(after_in_child=_pool.reset)
 
 
 def aligned_bytes(size: int) -> Bytes:
     """Uninitialised bytes at an address that vectors can be streamed to."""
-    return np.asarray(_Lease(size, _pool))
+    # Few different sizes, at most a quarter too large.
+    step = 1 << max(12, size.bit_length() - 3)
+    buffer = _pool.take(-(-(size + ALIGNMENT) // step) * step)
+    return np.asarray(_Lease(buffer, size, _pool))

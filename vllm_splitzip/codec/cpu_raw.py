@@ -5,6 +5,7 @@
 
 from functools import partial
 
+from ..errors import FrameLayoutError
 from . import cpu_memory
 from .coded import Blocks, Coded
 from .cpu_compile import compiled
@@ -42,6 +43,11 @@ def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> 
         When there are more or fewer bytes than the blocks have. Nothing has been written then.
     """
     pages = cpu_memory.target(blocks, WIDTHS)
+    if coded.elements != blocks.elements or len(coded.dense) != 1:
+        raise FrameLayoutError(
+            f"{coded.elements} elements in {len(coded.dense)} dense streams, "
+            f"expected {blocks.elements} in 1"
+        )
     flat = Stream("raw", coded.dense[0], blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.address, threads, into_pages=True)
 
