@@ -2,19 +2,21 @@
 
 import contextlib
 import gc
+import os
 import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vllm_splitzip.storage import ObjectKey, Store, open_store
 
 MIB = 1 << 20
 NAMESPACE = "sz1-0123456789abcdef"
+SMALL_POOL = {"lmcache.local_cpu": False, "lmcache.max_local_cpu_size": 8 / 1024}  # 8 MiB
 
 
 def key(number: int, part: int = 0, rank: int = 0, world_size: int = 1) -> ObjectKey:
@@ -71,6 +73,27 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def fork(work: Callable[..., None], *args: object) -> int:
+    """Runs `work` in a copy of this process, which must have no threads yet. Returns its id.
+
+    A new process would spend seconds on importing LMCache.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work(*args)
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def succeeded(pid: int) -> bool:
+    """Waits for a forked process."""
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def free_port() -> int:

@@ -195,8 +195,22 @@ def test_a_path_that_cannot_be_made_stops_start_up(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="LMCache cannot use it: NotADirectoryError"):
         open_store({"lmcache.remote_url": f"fs://h:0{tmp_path}/file/below"}, max_object_bytes=MIB)
+    extra = {"lmcache.local_disk": f"{tmp_path}/file/below", "lmcache.max_local_disk_size": 1}
+    with pytest.raises(SettingError, match=r"local_disk='.*below': LMCache cannot use it: NotADi"):
+        open_store(extra, max_object_bytes=MIB)
     with pytest.raises(SettingError, match="no path"):
         open_store({"lmcache.remote_url": "fs://h:0"}, max_object_bytes=MIB)
+
+
+def test_a_pool_that_cannot_be_had_stops_start_up():
+    extra = {"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": 1e8}
+    with pytest.raises(SettingError, match=r"max_local_cpu_size=100000000\.0: LMCache cannot"):
+        open_store(extra, max_object_bytes=MIB)
+
+
+def test_another_codec_of_lmcaches_is_left_out_and_said(caplog):
+    config({"lmcache.remote_serde": "cachegen"})
+    assert "remote_serde='cachegen' is not used" in caplog.text
 
 
 def test_a_backend_whose_package_is_missing_stops_start_up():

@@ -21,12 +21,17 @@ def sizes(directory: Path) -> list[int]:
     return [path.stat().st_size for path in directory.glob("sz1-*.data")]
 
 
-def in_process(code: str, *args: object, **kwargs: object) -> subprocess.Popen[str]:
-    """Runs `code` with the helpers imported."""
-    prelude = "import sys; sys.path.insert(0, sys.argv[1]); from storage_helpers import *\n"
+def in_process(code: str, *args: object) -> subprocess.Popen[str]:
+    """Runs `code` in a new process, with the helpers, and LMCache imported."""
+    prelude = "import os, sys, time; sys.path.insert(0, sys.argv[1])\n"
+    prelude += "from pathlib import Path\nfrom storage_helpers import *\n"
+    prelude += "import vllm_splitzip.storage.lmcache_tiers\n"
     command = [sys.executable, "-W", "ignore", "-c", prelude + code, str(Path(__file__).parent)]
     return subprocess.Popen(
-        [*command, *map(str, args)], stdout=subprocess.PIPE, text=True, **kwargs
+        [*command, *map(str, args)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LMCACHE_LOG_LEVEL": "ERROR"},
     )
 
 
@@ -74,7 +79,6 @@ def test_local_disk_survives_a_restart_and_is_shared(tmp_path):
 
 def test_two_processes_share_the_directory(tmp_path):
     code = """
-from pathlib import Path
 with opened({}, cache_dir=Path(sys.argv[2])) as store:
     for number in range(20):
         assert put(store, number, content(number, 10_000 + number))
@@ -88,26 +92,26 @@ with opened({}, cache_dir=Path(sys.argv[2])) as store:
 def test_processes_that_write_the_same_keys_never_show_a_torn_file(tmp_path):
     # Sizes differ, so that any mixture of two writers' bytes would be seen.
     code = """
-from pathlib import Path
-me = int(sys.argv[3])
-with opened({}, cache_dir=Path(sys.argv[2])) as store:
-    for turn in range(60):
-        number = turn % 3
-        store.remove(key(number))
-        put(store, number, bytes([me]) * (400_000 + 1000 * me))
+def write(me):
+    with opened(SMALL_POOL, cache_dir=Path(sys.argv[2])) as store:
+        for turn in range(150):
+            number = turn % 3
+            store.remove(key(number))
+            put(store, number, bytes([me]) * (400_000 + 1000 * me))
+
+assert all([succeeded(pid) for pid in [fork(write, me) for me in (1, 2, 3)]])
 """
-    writers = [in_process(code, tmp_path, me) for me in (1, 2, 3)]
+    writers = in_process(code, tmp_path)
     seen = 0
     with opened({}, cache_dir=tmp_path) as store:
-        while any(writer.poll() is None for writer in writers):
+        while writers.poll() is None:
             for number in range(3):
                 data = get(store, number)
                 if data is not None:
                     seen += 1
                     assert len(data) == 400_000 + 1000 * data[0]
                     assert data == data[:1] * len(data)
-    for writer in writers:
-        finish(writer)
+    finish(writers)
     assert seen > 0
     assert not list(tmp_path.glob("sz1-tmp-*/*"))
 
@@ -154,20 +158,21 @@ async def _nothing() -> None:
 def test_two_processes_respect_the_limit_together(tmp_path):
     limit = 4 * MIB
     code = """
-from pathlib import Path
-with opened({}, cache_dir=Path(sys.argv[2]), max_store_gib=4 / 1024) as store:
-    for number in range(150):
-        put(store, int(sys.argv[3]) + number, bytes(100_000))
+def write(first):
+    with opened(SMALL_POOL, cache_dir=Path(sys.argv[2]), max_store_gib=4 / 1024) as store:
+        for number in range(300):
+            put(store, first + number, bytes(100_000))
+
+assert all([succeeded(pid) for pid in [fork(write, first) for first in (0, 1000)]])
 """
-    writers = [in_process(code, tmp_path, first) for first in (0, 1000)]
+    writers = in_process(code, tmp_path)
     most = 0
-    while any(writer.poll() is None for writer in writers):
+    while writers.poll() is None:
         try:
             most = max(most, sum(sizes(tmp_path)))
         except FileNotFoundError:  # deleted between listing and looking
             continue
-    for writer in writers:
-        finish(writer)
+    finish(writers)
     assert limit // 2 < most <= limit
 
 
@@ -228,24 +233,27 @@ def test_what_crashed_writers_left_is_removed_when_it_is_old(tmp_path):
         assert (young / FILE.format(7)).exists()
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_objects(tmp_path):
+def test_writers_killed_at_any_moment_leave_whole_objects(tmp_path):
     code = """
-from pathlib import Path
-with opened({}, cache_dir=Path(sys.argv[2])) as store:
-    print("ready", flush=True)
-    for number in range(10_000):
-        put(store, number, content(number, 500_000))
+def write(first, ready):
+    with opened(SMALL_POOL, cache_dir=Path(sys.argv[2])) as store:
+        os.write(ready, b"x")
+        for number in range(first, first + 1000):
+            put(store, number, content(number, 500_000))
+
+for turn in range(25):
+    started, ready = os.pipe()
+    pid = fork(write, 1000 * turn, ready)
+    os.read(started, 1)
+    time.sleep(0.003 * turn)
+    os.kill(pid, 9)
+    assert not succeeded(pid)
 """
-    for delay_s in (0.02, 0.05, 0.11):
-        writer = in_process(code, tmp_path)
-        assert writer.stdout.readline() == "ready\n"
-        time.sleep(delay_s)
-        writer.kill()
-        writer.communicate()
-    files = list(tmp_path.glob("sz1-*.data"))
-    assert files
+    finish(in_process(code, tmp_path))
+    numbers = [int(path.name.split("@")[3], 16) for path in tmp_path.glob("sz1-*.data")]
+    assert len(numbers) > 25
     with opened({}, cache_dir=tmp_path) as store:
-        for number in range(len(files)):
+        for number in numbers:
             assert get(store, number) == content(number, 500_000)
 
 
@@ -280,6 +288,17 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path, damage):
         assert idle_within(store)
         assert put(store, 1, content(1, 10_000))
         assert get(store, 1) == content(1, 10_000)
+
+
+def test_a_file_that_is_too_large_for_any_object_goes_from_local_disk(tmp_path):
+    extra = {"lmcache.local_disk": str(tmp_path), "lmcache.max_local_disk_size": 1}
+    with opened(extra, max_object_bytes=MIB) as store:
+        assert put(store, 1, b"data")
+        (path,) = tmp_path.glob("*.pt")
+        path.write_bytes(bytes(MIB + 1))
+        assert get(store, 1) is None
+        assert store.contains([key(1)], 5.0) == [False]
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "empty", "gone"])
@@ -364,7 +383,6 @@ def _asynchronous(act):
 def test_a_file_too_large_for_the_system_is_a_failed_put(tmp_path):
     code = """
 import resource
-from pathlib import Path
 for extra in ({}, {"lmcache.local_disk": sys.argv[2] + "/disk", "lmcache.max_local_disk_size": 1}):
     with opened(extra, cache_dir=Path(sys.argv[2])) as store:
         assert put(store, 1, b"small")

@@ -5,10 +5,8 @@ import time
 
 import pytest
 
-from storage_helpers import MIB, content, get, idle_within, key, opened, put, wait_for
+from storage_helpers import MIB, SMALL_POOL, content, get, idle_within, key, opened, put, wait_for
 from vllm_splitzip.storage.budget import PAGE, Budget
-
-SMALL = {"lmcache.local_cpu": False, "lmcache.max_local_cpu_size": 8 / 1024}  # 8 MiB
 
 
 def test_budget_waits_for_others_until_the_deadline():
@@ -42,7 +40,7 @@ def test_budget_gives_back_what_is_not_needed():
 
 
 def test_a_full_pool_misses_and_refuses_within_the_deadline(tmp_path):
-    with opened(SMALL, cache_dir=tmp_path) as store:
+    with opened(SMALL_POOL, cache_dir=tmp_path) as store:
         for number in range(4):
             assert put(store, number, content(number, 4 * MIB))
         held = [store.get(key(number), 1.0) for number in range(2)]
@@ -61,7 +59,7 @@ def test_a_full_pool_misses_and_refuses_within_the_deadline(tmp_path):
 
 
 def test_a_waiting_fetch_goes_on_when_memory_is_given_back(tmp_path):
-    with opened(SMALL, cache_dir=tmp_path) as store:
+    with opened(SMALL_POOL, cache_dir=tmp_path) as store:
         for number in range(3):
             assert put(store, number, content(number, 4 * MIB))
         held = [store.get(key(number), 1.0) for number in range(2)]
@@ -72,7 +70,7 @@ def test_a_waiting_fetch_goes_on_when_memory_is_given_back(tmp_path):
 
 
 def test_many_threads_on_a_small_pool_lose_nothing(tmp_path):
-    with opened(SMALL, cache_dir=tmp_path) as store:
+    with opened(SMALL_POOL, cache_dir=tmp_path) as store:
         for number in range(10):
             assert put(store, number, content(number, 2 * MIB + number))
         wrong = []
@@ -131,7 +129,7 @@ def test_close_does_not_free_what_somebody_reads(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("call", ["get", "put", "contains"])
 def test_calls_under_way_end_when_the_store_is_closed(tmp_path, call):
-    with opened(SMALL, cache_dir=tmp_path) as store:
+    with opened(SMALL_POOL, cache_dir=tmp_path) as store:
         assert put(store, 1, content(1, 4 * MIB))
         held = [store.get(key(1), 1.0) for _ in range(2)]
         results = []

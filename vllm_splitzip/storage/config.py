@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from lmcache.v1.config_base import validate_and_set_config_value
 from ..errors import SettingError
 from .schemes import check_plugin, check_scheme, explain, redacted
 
+logger = logging.getLogger(__name__)
+
 GIB = 1 << 30
 DEFAULT_MAX_STORE_GIB = 10.0
 MIN_POOL_BYTES = GIB // 4
@@ -25,7 +28,15 @@ POOL_OBJECTS = 6  # objects of the greatest size that the staging pool holds at 
 MAX_OBJECT_BYTES = (1 << 31) - 1  # LMCache writes an object's length as a signed 32-bit number
 
 # Parts of LMCache that move KV cache around its storage backends; nothing here would use them.
-_FOREIGN = ("enable_pd", "enable_p2p", "gds_path", "maru_path", "remote_config_url")
+_FOREIGN = (
+    "enable_pd",
+    "enable_p2p",
+    "gds_path",
+    "maru_path",
+    "remote_config_url",
+    "retrieve_locations",
+    "store_location",
+)
 _TIERS = ("local_disk", "remote_url", "remote_storage_plugins")
 
 
@@ -153,6 +164,8 @@ def _read(extra: Mapping[str, Any]) -> tuple[Any, set[str]]:
             raise SettingError(f"{key}={value!r}. Allowed: {getattr(kind, '__name__', kind)}")
         given.add(name)
     _check_sizes(config)
+    if config.remote_serde not in (None, "naive"):
+        logger.warning("remote_serde=%r is not used: SplitZip is the codec", config.remote_serde)
     # LMCache caches by layer only inside its engine; for connectors it changes what is stored.
     config.use_layerwise = False
     # Without it a backend gives back objects of one fixed size.

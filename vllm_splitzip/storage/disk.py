@@ -21,13 +21,14 @@ import torch
 from lmcache import torch_dev, torch_device_type
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
-from ..errors import StoreError
-from .base import Health
+from ..errors import SettingError, StoreError
+from .base import DamagedError, Health
 from .breaker import Breaker
 from .guards import without_statistics
 from .janitor import Janitor
 from .loop import LoopThread
 from .pool import FORMAT, StagingPool
+from .schemes import explain
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +113,24 @@ class DiskTier:
     """Calls of the backend with deadlines."""
 
     def __init__(self, config: Any, metadata: Any, pool: StagingPool) -> None:
-        self._loop = LoopThread("splitzip-disk")
-        # of several paths LMCache chooses by the accelerator that the process uses
+        """
+        Raises
+        ------
+        SettingError
+            The directory cannot be used.
+        """
+        # Of several paths LMCache chooses by the accelerator that the process uses.
         device = "cpu"
         if torch_dev.is_available():
             device = f"{torch_device_type}:{torch_dev.current_device()}"
-        self._backend = _WholeFiles(config, self._loop.loop, pool, device, None, metadata)
+        self._loop = LoopThread("splitzip-disk")
+        try:
+            self._backend = _WholeFiles(config, self._loop.loop, pool, device, None, metadata)
+        except (OSError, ValueError) as error:
+            self._loop.stop(CLOSE_S)
+            raise SettingError(
+                f"local_disk={config.local_disk!r}: LMCache cannot use it: {explain(error)}"
+            ) from error
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="splitzip-disk-read")
         self._janitor = Janitor([self.path], ".pt", self._backend.max_cache_size)
         self._writes = Breaker(f"storing into local_disk {self.path}", "nothing is stored there")
@@ -151,7 +164,9 @@ class DiskTier:
             obj = future.result(timeout_s)
         except Exception as error:
             future.add_done_callback(lambda done: late(_result_of(done)))
-            if isinstance(error, StoreError | OSError) and not isinstance(error, TimeoutError):
+            if isinstance(error, DamagedError):
+                self.remove(key)
+            elif isinstance(error, StoreError | OSError) and not isinstance(error, TimeoutError):
                 self._backend.forget(key)
             raise StoreError(f"{key.to_string()} from local_disk: {error!r}") from error
         self._janitor.touch(Path(self._backend.path_of(key)))
@@ -171,17 +186,22 @@ class DiskTier:
         except StoreError as error:
             self._writes.failed(ticket, str(error))
             return False
+        path = self._backend.path_of(key)
+        self._backend.failed.pop(path, None)  # of an earlier put that was given up
         written = threading.Event()
         self._backend.submit_put_task(key, obj, lambda _: written.set())
         while not written.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if not self._backend.exists_in_put_tasks(key) or time.monotonic() > deadline:
                 break  # did not fit, or is late
-        failure = self._backend.failed.pop(self._backend.path_of(key), None)
+        failure = self._backend.failed.pop(path, None)
         if failure is not None:
             self._writes.failed(ticket, str(failure))
             self._backend.forget(key)
             return False
-        self._writes.succeeded(ticket)
+        if written.is_set():
+            self._writes.succeeded(ticket)
+        else:
+            self._writes.abandoned(ticket)
         return bool(self._backend.contains(key))
 
     def remove(self, key: Any) -> None:

@@ -1,4 +1,4 @@
-"""How an object is called in LMCache."""
+"""How an object, and the model it belongs to, are called in LMCache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lmcache.utils import CacheEngineKey
+from lmcache.v1.metadata import LMCacheMetadata
 
 from .base import ObjectKey
 
@@ -21,4 +22,20 @@ def lmcache_key(key: ObjectKey) -> Any:
         worker_id=key.rank + key.world_size * key.part,
         chunk_hash=int.from_bytes(key.chunk_hash, "big"),
         dtype=torch.uint8,
+    )
+
+
+def lmcache_metadata(chunk_size: int) -> LMCacheMetadata:
+    """LMCache wants to know a model. Its connectors use this one's sizes only for objects
+    without metadata, of which there are none here."""
+    return LMCacheMetadata(
+        model_name="splitzip",
+        world_size=1,
+        local_world_size=1,
+        worker_id=0,
+        local_worker_id=0,
+        kv_dtype=torch.uint8,
+        kv_shape=(1, 1, chunk_size, 1, 1),
+        chunk_size=chunk_size,
+        role="worker",
     )

@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import torch
-from lmcache.v1.metadata import LMCacheMetadata
-
-from ..errors import StoreError
+from ..errors import SettingError, StoreError
 from .base import (
     Buffer,
     DamagedError,
@@ -28,14 +25,16 @@ from .base import (
 from .budget import Budget, Reservation
 from .config import GIB, StoreConfig
 from .disk import DiskTier
-from .keys import lmcache_key
+from .keys import lmcache_key, lmcache_metadata
 from .pool import Loan, StagingPool, gather
 from .remote import RemoteTier
 from .remotes import FsTier, open_remote
+from .schemes import explain
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
+FETCH_TRIES = 5  # others may take the memory that was there a moment before
 MAX_REMOVED = 10_000  # keys remembered as removed; beyond, the oldest may be found again
 
 Fetch = Callable[[float, Callable[[Any], None]], Any]
@@ -58,8 +57,14 @@ class LMCacheStore(Store):
         self._putting: dict[ObjectKey, Future[bool]] = {}
         self._removed: dict[ObjectKey, None] = {}
         self._closed = False
-        metadata = _metadata(config.lmcache.chunk_size)
-        self._pool = StagingPool(config.lmcache, metadata, max_object_bytes)
+        metadata = lmcache_metadata(config.lmcache.chunk_size)
+        try:
+            self._pool = StagingPool(config.lmcache, metadata, max_object_bytes)
+        except (RuntimeError, MemoryError, ValueError, OSError) as error:
+            raise SettingError(
+                f"max_local_cpu_size={config.lmcache.max_local_cpu_size}: LMCache cannot allocate "
+                f"that many GB: {explain(error)}"
+            ) from error
         self._budget = Budget(config.pool_bytes)
         self._disk: DiskTier | None = None
         self._remotes: list[RemoteTier] = []
@@ -131,7 +136,16 @@ class LMCacheStore(Store):
         return None
 
     def _fetch(self, key: ObjectKey, fetch: Fetch, deadline: float) -> Fetched | None:
-        """One tier's answer, with the memory for it reserved while it may arrive."""
+        """One tier's answer."""
+        for _ in range(FETCH_TRIES):
+            failures = self._pool.failures
+            fetched = self._fetch_once(key, fetch, deadline)
+            if fetched is not None or failures == self._pool.failures:
+                return fetched
+        return None
+
+    def _fetch_once(self, key: ObjectKey, fetch: Fetch, deadline: float) -> Fetched | None:
+        """With the memory for the object reserved while it may arrive."""
         share = self._budget.reserve(self._max_object_bytes, deadline)
         if share is None:
             return None
@@ -141,6 +155,7 @@ class LMCacheStore(Store):
                 obj.ref_count_down()
             share.release()
 
+        self._pool.wait_for_gap(deadline)
         try:
             obj = fetch(_left(deadline), late)
         except StoreError as error:
@@ -265,22 +280,6 @@ class LMCacheStore(Store):
             room = f" ({limit / GIB:g} GiB)" if limit and isinstance(remote, FsTier) else ""
             tiers.append(f"{remote.label}{room}")
         return ", then ".join(tiers)
-
-
-def _metadata(chunk_size: int) -> LMCacheMetadata:
-    """LMCache wants to know a model. Its connectors use this one's sizes only for objects
-    without metadata, of which there are none here."""
-    return LMCacheMetadata(
-        model_name="splitzip",
-        world_size=1,
-        local_world_size=1,
-        worker_id=0,
-        local_worker_id=0,
-        kv_dtype=torch.uint8,
-        kv_shape=(1, 1, chunk_size, 1, 1),
-        chunk_size=chunk_size,
-        role="worker",
-    )
 
 
 def _lend(obj: Any, share: Reservation) -> Fetched:

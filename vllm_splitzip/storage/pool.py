@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import time
@@ -33,7 +32,7 @@ class StagingPool(LocalCPUBackend):
         without_statistics(self.cache_policy)
         self._max_object_bytes = max_object_bytes
         self._collected_at = time.monotonic()
-        self.failures = 0  # allocations that failed, for any reason
+        self.failures = 0  # of allocations by LMCache
 
     def _setup_metrics(self) -> None:
         # LMCache registers gauges in the process-global Prometheus registry, under the labels of
@@ -66,6 +65,14 @@ class StagingPool(LocalCPUBackend):
             or not 0 < shape[0] <= self._max_object_bytes
         ):
             raise DamagedError(f"not an object of this store: {fmt}, {dtype}, {tuple(shape)}")
+        obj = self._try(shapes, dtypes, fmt, eviction)
+        if obj is None:
+            self.failures += 1
+            # Connectors differ in what they do with None; lm:// loses its place in the stream.
+            raise StoreError(f"no {shape[0]} contiguous bytes are free in the staging pool")
+        return obj
+
+    def _try(self, shapes: Any, dtypes: Any, fmt: Any, eviction: bool = True) -> Any | None:
         forget_types()
         # Connectors ask with busy_loop=True from their event loop: when the pool is full that
         # sleeps, for ever, in the thread that would have to free something.
@@ -75,20 +82,23 @@ class StagingPool(LocalCPUBackend):
             self._collected_at = time.monotonic()
             gc.collect()
             obj = super().allocate(shapes, dtypes, fmt, eviction=eviction, busy_loop=False)
-        if obj is None:
-            self.failures += 1
-            # Connectors differ in what they do with None; lm:// loses its place in the stream.
-            raise StoreError(f"no {shape[0]} contiguous bytes are free in the staging pool")
         return obj
 
     def allocate_bytes(self, nbytes: int, deadline: float) -> Any | None:
         """A MemoryObj of `nbytes`; fragments are waited out until `deadline` (monotonic, s)."""
         while True:
-            with contextlib.suppress(StoreError):
-                return self.allocate(torch.Size([nbytes]), torch.uint8, FORMAT)
-            if time.monotonic() >= deadline:
-                return None
+            obj = self._try(torch.Size([nbytes]), torch.uint8, FORMAT)
+            if obj is not None or time.monotonic() >= deadline:
+                return obj
             time.sleep(RETRY_S)
+
+    def wait_for_gap(self, deadline: float) -> None:
+        """Waits until an object of any size would fit, or `deadline`. Reserved memory is free
+        memory, but may lie in pieces. (A hot cache makes its own room.)"""
+        if not self.use_hot:
+            obj = self.allocate_bytes(self._max_object_bytes, deadline)
+            if obj is not None:
+                obj.ref_count_down()
 
     def get_hot(self, name: Any) -> Any | None:
         """The object from the hot cache, with a reference for the caller."""
