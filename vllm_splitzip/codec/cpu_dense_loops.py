@@ -7,13 +7,19 @@ checked here: `cpu_dense.py` checks everything before it calls, and holds the ar
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+import numpy as np
+
+from .coded import Bytes
 from .cpu_compile import compiled
 from .cpu_lanes import (
     bit_count,
     constant,
+    counting,
     equal_to,
+    field,
     load_pairs,
     replaced,
+    store_chosen,
     store_pairs,
 )
 from .cpu_planes import pack_planes, unpack_planes
@@ -27,7 +33,7 @@ MASKS = ESCAPE_CHUNK // LANES
 
 
 @compiled
-def list_chunk(top, masks, packed, positions, excess, at):
+def list_chunk(top, masks, packed, positions, excess, at, compresses):
     """Append a chunk's entries at index `at` of both lists; returns its count, 0 to 255."""
     bytes_, found = pointer8(top), pointer64(masks)
     position, above = pointer8(positions), pointer8(excess)
@@ -41,19 +47,24 @@ def list_chunk(top, masks, packed, positions, excess, at):
         return 255
     for j in range(MASKS):
         bits = found[j]
-        while bits != 0:
-            i = j * LANES + trailing_zeros(bits)
-            position[at] = i
-            above[at] = bytes_[i] >> packed
-            at += 1
-            bits &= bits - 1
+        if compresses:
+            store_chosen(positions + at, counting(LANES * j), bits)
+            store_chosen(excess + at, field(load(top + LANES * j), packed, 0xFF >> packed), bits)
+            at += bit_count(bits)
+        else:
+            while bits != 0:
+                i = j * LANES + trailing_zeros(bits)
+                position[at] = i
+                above[at] = bytes_[i] >> packed
+                at += 1
+                bits &= bits - 1
     return count
 
 
 @compiled
 def encode_tiles(
     pages, stride, table, row, elements, begin, end, bases, item, packed,
-    low, fours, twos, ones, counts, positions, excess, limit, streaming,
+    low, fours, twos, ones, counts, positions, excess, limit, streaming, compresses,
 ):  # fmt: skip
     """Code tiles `begin` to `end` of the run, entries to the front of the two lists.
 
@@ -77,7 +88,7 @@ def encode_tiles(
             if found:
                 count = list_chunk(
                     top + chunk * ESCAPE_CHUNK, masks + 8 * MASKS * chunk, packed,
-                    positions, excess, total,
+                    positions, excess, total, compresses,
                 )  # fmt: skip
             number[tile * CHUNKS + chunk] = count
             total += count + (count == 255)
@@ -129,6 +140,15 @@ def total(counts, begin, end):
     for i in range(begin, end):
         added += number[i] + (number[i] == 255)
     return added
+
+
+def packed_excess(excess: Bytes, packed: int) -> tuple[Bytes, Bytes]:
+    """(kinds, others) of the entries' excess."""
+    kinds, others = np.empty(-(-excess.size // 4), np.uint8), np.empty(excess.size, np.uint8)
+    number = pack_excess(
+        excess.ctypes.data, excess.size, packed, kinds.ctypes.data, others.ctypes.data
+    )
+    return kinds, others[:number].copy()
 
 
 @compiled

@@ -7,6 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cpu_vector import (
@@ -24,6 +26,10 @@ from .cpu_vector import (
     vector,
 )
 
+COMPRESSES = "+avx512vbmi2" in cpu_target.target_context.codegen().magic_tuple()[2]
+"""Whether this processor picks bytes out of a vector, or puts them back, in one instruction."""
+
+_BITS = ir.VectorType(ir.IntType(1), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES // 2)
 _QUADS = ir.VectorType(_I32, LANES // 4)
 _FOURTHS = ir.VectorType(_I8, LANES // 4)
@@ -49,6 +55,20 @@ def _shift(builder: Any, bytes_: Any, number: Any, left: bool) -> Any:
 def pointer32(typing, address):
     """The address as a pointer to uint32 that can be indexed."""
     return _pointer(types.uint32, address)
+
+
+@intrinsic
+def prefetch_again(typing, address):
+    """Ask for the cache line at any address, valid or not, that will be used more than once."""
+
+    def generate(context, builder, signature, args):
+        line = builder.inttoptr(args[0], _I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [line.type, _I32, _I32, _I32])
+        declared = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(declared, [line, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic
@@ -192,7 +212,7 @@ def replaced(typing, bytes_, bits, number):
     """`number` in place of the bytes that the bits name."""
 
     def generate(context, builder, signature, args):
-        where = builder.bitcast(args[1], ir.VectorType(ir.IntType(1), LANES))
+        where = builder.bitcast(args[1], _BITS)
         return builder.select(where, _every(builder, args[2]), args[0])
 
     return vector(vector, types.int64, types.int64), generate
@@ -236,3 +256,55 @@ def bit_count(typing, bits):
         return builder.ctpop(args[0])
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def store_chosen(typing, address, bytes_, bits):
+    """The bytes that the bits name, one after the other, to any address; 64 are written there."""
+
+    def generate(context, builder, signature, args):
+        target = builder.inttoptr(args[0], _BYTES.as_pointer())
+        mask = builder.bitcast(args[2], _BITS)
+        if COMPRESSES:
+            kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _BITS])
+            chosen = _call(
+                builder, kind, "llvm.x86.avx512.mask.compress.v64i8", args[1], args[1], mask
+            )
+            builder.store(chosen, target, align=1)
+        else:
+            kind = ir.FunctionType(ir.VoidType(), [_BYTES, target.type, _BITS])
+            _call(builder, kind, "llvm.masked.compressstore.v64i8", args[1], target, mask)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector, types.int64), generate
+
+
+@intrinsic
+def load_chosen(typing, address, bytes_, bits):
+    """`bytes_`, with those that the bits name replaced by what lies at the address, in order."""
+
+    def generate(context, builder, signature, args):
+        source = builder.inttoptr(args[0], _BYTES.as_pointer())
+        mask = builder.bitcast(args[2], _BITS)
+        if COMPRESSES:
+            kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _BITS])
+            loaded = _load(builder, args[0], _BYTES)
+            return _call(builder, kind, "llvm.x86.avx512.mask.expand.v64i8", loaded, args[1], mask)
+        kind = ir.FunctionType(_BYTES, [source.type, _BITS, _BYTES])
+        return _call(builder, kind, "llvm.masked.expandload.v64i8", source, mask, args[1])
+
+    return vector(types.int64, vector, types.int64), generate
+
+
+def _call(builder: Any, kind: Any, name: str, *args: Any) -> Any:
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+@intrinsic
+def counting(typing, start):
+    """64 bytes that count up from `start`."""
+
+    def generate(context, builder, signature, args):
+        return builder.add(_every(builder, args[0]), ir.Constant(_BYTES, list(range(LANES))))
+
+    return vector(types.int64), generate

@@ -3,6 +3,8 @@
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+from ..errors import FrameLayoutError
+from .coded import Bytes, Coded
 from .cpu_compile import compiled
 from .cpu_fast import copy_bytes, put
 from .cpu_lanes import (
@@ -12,8 +14,11 @@ from .cpu_lanes import (
     unrotate_bytes,
     unrotate_words,
 )
+from .cpu_memory import Stream
+from .cpu_pool import ALIGNMENT, aligned_bytes
 from .cpu_vector import LANES, load, pointer8, pointer64, prefetch, store
-from .planes import TILE
+from .planes import TILE, widths
+from .scheme import Scheme
 
 MASK_BYTES = TILE // 8
 ROOM = 2 * TILE
@@ -23,6 +28,43 @@ ROOM_AND_LOW = 3 * TILE
 
 AHEAD = 3
 """How many tiles ahead memory is asked for."""
+
+
+JOB_TILES = 512
+"""Least work for a thread, 2 MiB of words: below it the hand-over costs more than it saves."""
+
+
+def carve(*sizes: int) -> tuple[list[Bytes], list[int]]:
+    """(arrays of these sizes in one piece of memory, each aligned, their addresses)."""
+    begins, end = [], 0
+    for size in sizes:
+        begins.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    memory = aligned_bytes(end)
+    address = memory.ctypes.data
+    arrays = [memory[at : at + size] for at, size in zip(begins, sizes, strict=True)]
+    return arrays, [address + at for at in begins]
+
+
+def received(coded: Coded, scheme: Scheme, elements: int) -> list[Stream]:
+    """The dense streams. Raises FrameLayoutError where they are not those of so many elements."""
+    sizes = scheme.dense_bytes(elements)
+    if coded.elements != elements or len(coded.dense) != len(sizes):
+        raise FrameLayoutError(
+            f"{coded.elements} elements in {len(coded.dense)} dense streams, "
+            f"expected {elements} in {len(sizes)}"
+        )
+    return [
+        Stream(f"dense[{index}]", stream, size)
+        for index, (stream, size) in enumerate(zip(coded.dense, sizes, strict=True))
+    ]
+
+
+def by_width(addresses: list[int], scheme: Scheme) -> tuple[int, int, int, int]:
+    """Of the dense streams' addresses, those of low bytes and planes of 4, 2, 1 bits; else 0."""
+    low = addresses[0] if scheme.number_format.item == 2 else 0
+    planes = dict(zip(reversed(widths(scheme.packed)), reversed(addresses), strict=False))
+    return low, planes.get(4, 0), planes.get(2, 0), planes.get(1, 0)
 
 
 @compiled
@@ -71,9 +113,9 @@ def clear(address, begin, end):
 
 @compiled
 def rotate_tile(elements, bases, item, low, top, masks, least, ahead, streaming):
-    """A full tile to top and low bytes. Bit i of masks[j]: byte 64 j + i of `top` is `least` or more.
+    """A full tile to top and low bytes; bit i of masks[j] says that top[64 j + i] >= `least`.
 
-    `ahead` is the address of a tile that will be wanted soon. Returns whether there is any.
+    `ahead` is the address of a tile that will be wanted soon. Returns whether any bit is set.
     """
     found = pointer64(masks)
     any_ = 0

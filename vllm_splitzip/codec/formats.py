@@ -23,15 +23,15 @@ class NumberFormat:
         Bytes per element.
     exponent
         Bits of the exponent.
-    origin, step
-        Where the window bases that one byte can name begin, and how far apart they are.
+    origin, shift
+        Where the window bases that one byte can name begin; they are ``1 << shift`` apart.
     """
 
     name: str
     item: int
     exponent: int
     origin: int
-    step: int
+    shift: int
 
     @property
     def bits(self) -> int:
@@ -53,10 +53,10 @@ class NumberFormat:
 FORMATS = {
     number_format.name: number_format
     for number_format in (
-        NumberFormat("bf16", item=2, exponent=8, origin=95 << 7, step=32),
-        NumberFormat("fp16", item=2, exponent=5, origin=0, step=128),
-        NumberFormat("e5m2", item=1, exponent=5, origin=0, step=1),
-        NumberFormat("e4m3", item=1, exponent=4, origin=0, step=1),
+        NumberFormat("bf16", item=2, exponent=8, origin=95 << 7, shift=5),
+        NumberFormat("fp16", item=2, exponent=5, origin=0, shift=7),
+        NumberFormat("e5m2", item=1, exponent=5, origin=0, shift=0),
+        NumberFormat("e4m3", item=1, exponent=4, origin=0, shift=0),
     )
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..errors import FrameLayoutError
-from . import cpu, reference_dense, reference_max
+from . import cpu, cpu_dense, reference_max
 from .codebook import Codebook
 from .coded import Blocks, Coded
 from .modes import mode_for
@@ -23,13 +23,12 @@ def _encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded | None:
     if scheme is None:
         assert book is not None
         return cpu.encode_fast(blocks, book)
-    assert blocks.channels is not None
-    flat = blocks.pages[blocks.table].reshape(-1)
     if mode == "max":
+        assert blocks.channels is not None
+        flat = blocks.pages[blocks.table].reshape(-1)
         coded = reference_max.encode(flat, scheme, blocks.channels)
-    else:
-        coded = reference_dense.encode(flat, scheme, blocks.channels, mode)
-    return coded if coded.nbytes < flat.nbytes else None
+        return coded if coded.nbytes < flat.nbytes else None
+    return cpu_dense.encode_dense(blocks, scheme, mode)
 
 
 def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
@@ -48,10 +47,12 @@ def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
         assert book is not None
         cpu.decode_fast(coded, book, blocks)
         return
+    if coded.mode != "max":
+        cpu_dense.decode_dense(coded, scheme, blocks)
+        return
     assert blocks.channels is not None
     if coded.elements != blocks.elements:
         raise FrameLayoutError(f"{coded.elements} elements, expected {blocks.elements}")
-    module = reference_max if coded.mode == "max" else reference_dense
-    flat = module.decode(coded, scheme, blocks.channels).reshape(-1, blocks.row)
+    flat = reference_max.decode(coded, scheme, blocks.channels).reshape(-1, blocks.row)
     wanted = np.flatnonzero(blocks.table >= 0)
     blocks.pages[blocks.table[wanted]] = flat[wanted]

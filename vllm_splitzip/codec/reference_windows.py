@@ -19,7 +19,7 @@ def choose_windows(
 ) -> Bytes:
     """The windows of a run of whole rows. Returns shape: (channels,)."""
     rows: Elements = elements.reshape(-1, max(1, channels.of_position.size))
-    rows = rows[sampled_rows(len(rows))]
+    rows = rows[sampled_rows(len(rows), channels.states)]
     positions = channels.positions()[:, sampled_states(len(rows), channels.states)]
     magnitudes = rows[:, positions].astype(np.int64) & (number_format.magnitudes - 1)
     return place(

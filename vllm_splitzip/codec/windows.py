@@ -6,10 +6,10 @@ distance from the *base* of its channel's window, modulo the number of magnitude
 
     rotated = (magnitude - base) << 1 | sign
 
-A base is named by one byte, and a run's bytes travel with it as table `windows`, so nothing has to
-be calibrated. Byte 0 is base 0, which suits channels of zeros; any other byte b is
-``origin + step * b``. How they are chosen matters to the size alone: from the mean and the maximum
-of a sample, about 64 elements of each channel.
+A base is named by one byte, and a run's bytes travel with it as table `windows`, so nothing has
+to be calibrated. Byte 0 is base 0, which suits channels of zeros; any other byte b is
+``origin + (b << shift)``. How they are chosen matters to the size alone: from the mean and the
+maximum of a sample, 64 elements or more of each channel.
 
 There is more in a rotated element's top byte than the exponent if that has fewer than 8 bits, but
 it always begins with it::
@@ -26,29 +26,29 @@ import numpy.typing as npt
 from .coded import Bytes
 from .formats import NumberFormat
 
-SAMPLED_ROWS = 64
-SAMPLED_STATES = 4
-"""Every 4th element of a channel in a row counts, if there are so many rows or states that ..."""
 ENOUGH = 256
-"""... the sampled rows hold at least so many of each channel."""
+"""Elements of a channel that are enough to judge it by; a run that has fewer is looked at whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a window lies: at ``mean + weight / 8 * (maximum - mean) - below / 32 binades``."""
+    """Where a window lies: at ``mean + weight / 8 * (maximum - mean) - below / 32 binades``.
+
+    The maximum counts as no more than 4 binades above the mean: it may be a lone outlier.
+    """
 
     weight: int
     below: int
 
 
-def sampled_rows(rows: int) -> slice:
-    """Which of a run's rows are looked at, for `rows` of them."""
-    return slice(None, None, max(1, rows // SAMPLED_ROWS))
+def sampled_rows(rows: int, states: int) -> slice:
+    """Which of a run's rows are looked at; they hold `states` elements of each channel."""
+    return slice(None, None, max(1, min(rows * states // (4 * ENOUGH), rows // 8)))
 
 
 def sampled_states(rows: int, states: int) -> slice:
     """Which of a channel's elements in a row are looked at, where `rows` rows are."""
-    return slice(None, None, SAMPLED_STATES if rows * states >= ENOUGH else 1)
+    return slice(None, None, 1 if rows * states < ENOUGH else max(4, states // ENOUGH))
 
 
 def place(
@@ -69,14 +69,15 @@ def place(
         How many elements of each channel were looked at.
     """
     mean = total // np.maximum(number, 1)
+    above = np.minimum(maximum - mean, 4 << number_format.mantissa)
     below = (placement.below << number_format.mantissa) >> 5
-    base = mean + ((maximum - mean) * placement.weight >> 3) - below
-    byte = np.clip((base - number_format.origin) // number_format.step, 0, 255)
+    base = mean + (above * placement.weight >> 3) - below
+    byte = np.clip((base - number_format.origin) >> number_format.shift, 0, 255)
     return np.where(2 * number >= sample, byte, 0).astype(np.uint8)
 
 
 def bases(windows: Bytes, number_format: NumberFormat) -> npt.NDArray[np.uint16]:
     """The bases that the bytes name. Same shape, uint16."""
-    base = windows.astype(np.uint16) * np.uint16(number_format.step)
+    base = windows.astype(np.uint16) << np.uint16(number_format.shift)
     base += np.where(windows, number_format.origin, 0).astype(np.uint16)
     return base & np.uint16(number_format.magnitudes - 1)
