@@ -35,6 +35,8 @@ def use_checkout() -> None:
         spec = importlib.util.spec_from_file_location(
             name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
+        assert spec is not None
+        assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
@@ -61,13 +63,15 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
 
     block = TINY_BLOCK if tiny else BLOCK
 
-    def case(size, layout="rows_first", rate=REAL_RATE, book="zero-window"):
+    def case(
+        size: int, layout: str = "rows_first", rate: float = REAL_RATE, book: str = "zero-window"
+    ) -> gpu_time.Case:
         return gpu_time.Case(size, LAYOUTS[layout], block, BOOKS[book], rate, device)
 
-    def row(size, **what):
+    def row(size: int, **what: Any) -> dict[str, Any]:
         return what | case(size, **what).measure(repeats=15)
 
-    def beside_others(size):
+    def beside_others(size: int) -> dict[str, Any]:
         repeats = 15 if size <= 1 << 30 else 7
         limit = gpu_time.measure_copy(size, repeats, device)
         coded = case(size)
@@ -79,7 +83,7 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
         two_pass = gpu_time.measure_two_pass(coded, BOOKS["zero-window"], repeats)
         return ours | limit | fractions | two_pass
 
-    def with_chunks(size, number):
+    def with_chunks(size: int, number: int) -> dict[str, Any]:
         kept = fast_encode.chunks_per_program
         fast_encode.chunks_per_program = fast_decode.chunks_per_program = lambda _: number
         try:
@@ -87,7 +91,7 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
         finally:
             fast_encode.chunks_per_program = fast_decode.chunks_per_program = kept
 
-    def sized(megabytes):
+    def sized(megabytes: int) -> int:
         return 1 << 12 if tiny else megabytes << 20
 
     for megabytes in (256,) if tiny else (256, 1, 4, 16, 64, 1024, 4096):

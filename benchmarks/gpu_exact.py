@@ -1,7 +1,9 @@
 """Exactness on a device: the reference's bytes, every bit back, and nothing written elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +41,14 @@ def checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str | None]]
             yield name, str(error)
 
 
-def _all(device, tiny):
+def _all(device: torch.device, tiny: bool) -> Iterator[tuple[str, Callable[[], None]]]:
     blocks = 2 if tiny else 64
     for book_name, book in BOOKS.items():
         words = torch.randperm(1 << 16, device=device).to(torch.int16)
         words = words[:2048] if tiny else words
         yield (
             f"fast: every pattern, {book_name}",
-            lambda b=book, w=words: _never_raw(fast, LAYOUTS["contiguous"], (1, 16, 64), w, b),
+            partial(_never_raw, fast, LAYOUTS["contiguous"], (1, 16, 64), words, book),
         )
     book = BOOKS["zero-window"]
     for shape in ((8, 16, 256), (1, 64, 576), (3, 16, 160), (2, 16, 72), (5, 3, 7)):
@@ -55,13 +57,13 @@ def _all(device, tiny):
             words = kv_like(blocks * int(np.prod(shape)), book, 0.003, device)
             yield (
                 f"fast: {name}, [B, {', '.join(map(str, shape))}]",
-                lambda la=layout, s=shape, w=words: _never_raw(fast, la, s, w, book),
+                partial(_never_raw, fast, layout, shape, words, book),
             )
     for elements in (1, 31, 32, 1000, 1023, 1025, 2080) if tiny else range(1, 4200, 61):
         words = kv_like(elements, book, 0.05, device)
         yield (
             f"fast: {elements} elements",
-            lambda n=elements, w=words: _never_raw(fast, LAYOUTS["contiguous"], (1, 1, n), w, book),
+            partial(_never_raw, fast, LAYOUTS["contiguous"], (1, 1, elements), words, book),
         )
     if tiny:
         rates = {"no escape": 0.0}
@@ -72,13 +74,13 @@ def _all(device, tiny):
         for repeat in range(1 if tiny else 4):
             yield (
                 f"fast: {words.numel()} elements, {name}, run {repeat}",
-                lambda w=words: fast(LAYOUTS["rows_first"], (2, 16, 64), w, book),
+                partial(fast, LAYOUTS["rows_first"], (2, 16, 64), words, book),
             )
     for name, dtype in FORMATS.items():
-        yield f"raw: {name}", lambda d=dtype: raw(d, device)
+        yield f"raw: {name}", partial(raw, dtype, device)
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0
     if free > 24 << 30:
-        yield "fast: blocks more than 8 GiB from the cache's start", lambda: _far(device)
+        yield "fast: blocks more than 8 GiB from the cache's start", partial(_far, device)
 
 
 def fast(
@@ -91,7 +93,7 @@ def fast(
     write(view, ids, words)
     table = ids.cpu().numpy()
     _same_streams(
-        codec.encode_fast(view, table, book).result(),
+        _coded(codec.encode_fast(view, table, book)),
         expected := reference.encode(words.cpu().numpy().view(np.uint16), book),
     )
     memory = _memory(view).fill_(_UNTOUCHED)
@@ -106,7 +108,7 @@ def fast(
 def raw(dtype: torch.dtype, device: torch.device) -> None:
     bits = torch.randint(256, (6, 8, 3, 16 * dtype.itemsize), device=device).to(torch.uint8)
     view, table = bits.view(dtype).transpose(1, 2), np.array([5, 0, 3])
-    coded = codec.encode_raw(view, table).result()
+    coded = _coded(codec.encode_raw(view, table))
     back = torch.zeros_like(bits)
     codec.decode_raw(coded, back.view(dtype).transpose(1, 2), table)
     bits[[1, 2, 4]] = 0
@@ -122,7 +124,7 @@ def _far(device: torch.device) -> None:
         ids = torch.tensor([0, (1 << 16) - 1, 1 << 15], device=device)
         words = kv_like(3 * view[0].numel(), book, 0.01, device)
         write(view, ids, words)
-        coded = codec.encode_fast(view, ids.cpu().numpy(), book).result()
+        coded = _coded(codec.encode_fast(view, ids.cpu().numpy(), book))
         _same_streams(coded, reference.encode(words.cpu().numpy().view(np.uint16), book))
         view[ids] = 0
         codec.decode_fast(coded, book, view, ids.cpu().numpy())
@@ -132,20 +134,27 @@ def _far(device: torch.device) -> None:
         del cache, view
 
 
-def _never_raw(check, *args) -> None:
+def _coded(pending: codec.Pending) -> Coded:
+    coded = pending.result()
+    if coded is None:
+        raise Different("left to mode raw")
+    return coded
+
+
+def _never_raw(check: Callable[..., None], *args: Any) -> None:
     """Run a check on input that would be left to mode raw, as too small or too wild."""
     with _no_limit():
         check(*args)
 
 
 @contextmanager
-def _no_limit():
+def _no_limit() -> Iterator[None]:
     limit = fast_encode.escape_limit
-    fast_encode.escape_limit = codec.escape_limit = lambda elements: elements
+    fast_encode.escape_limit = lambda elements: elements
     try:
         yield
     finally:
-        fast_encode.escape_limit = codec.escape_limit = limit
+        fast_encode.escape_limit = limit
 
 
 def _memory(view: torch.Tensor) -> torch.Tensor:
@@ -153,9 +162,7 @@ def _memory(view: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.int16, device=view.device).set_(view.untyped_storage())
 
 
-def _same_streams(actual: Coded | None, expected: Coded) -> None:
-    if actual is None:
-        raise Different("left to mode raw")
+def _same_streams(actual: Coded, expected: Coded) -> None:
     names = ("codes", "rest", *expected.tables)
     ours = (*actual.dense, *(actual.tables[name] for name in expected.tables))
     theirs = (*expected.dense, *expected.tables.values())

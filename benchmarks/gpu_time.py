@@ -42,16 +42,17 @@ class Time:
 
 def timed(run: Callable[[], object], repeats: int, device: torch.device) -> Time:
     if device.type == "cpu":  # a rehearsal
-        begin = perf_counter()
+        started = perf_counter()
         run()
-        return Time(*[1e3 * (perf_counter() - begin)] * 3)
+        return Time(*[1e3 * (perf_counter() - started)] * 3)
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     run()
     times = []
     for _ in range(repeats):
         flush.zero_()
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        torch.cuda._sleep(_HEAD_START_CYCLES)
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
         begin.record()
         run()
         end.record()
@@ -82,7 +83,6 @@ class Case:
         self.buffers = EncodeBuffers.allocate(self.view.numel(), device)
         self.target = layout((blocks, *block), device)
         self.encode()
-        self.escapes = int(self.buffers.escapes)
         self._compact()
 
     def encode(self) -> None:
@@ -100,6 +100,7 @@ class Case:
         ends = numbers.cumsum(0)
         firsts = torch.cat([ends.new_zeros(1), ends]).int()
         begins = self.buffers.starts - (ends - numbers)
+        self.escapes = int(ends[-1])
         order = torch.repeat_interleave(begins, numbers)
         order += torch.arange(self.escapes, device=order.device)
         self.sparse = firsts, self.buffers.positions[order], self.buffers.exponents[order]

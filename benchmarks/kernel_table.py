@@ -26,7 +26,7 @@ ELEMENTS_PER_LANE = 32
 _POINTERS = {
     "cache": "*i16", "ids": "*i32", "table": "*u8", "codes": "*u8", "rests": "*u8",
     "counts": "*i16", "starts": "*i32", "firsts": "*i32", "positions": "*i16",
-    "exponents": "*u8", "escapes": "*i64",
+    "exponents": "*u8", "reserved": "*i64",
 }  # fmt: skip
 
 PAGE = Path(__file__).parent / "kernels.md"

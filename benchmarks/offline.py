@@ -63,7 +63,9 @@ class Sass:
 
     def used(self, what: str) -> int:
         """REG (registers a thread), STACK or LOCAL (bytes a thread), SHARED (bytes a program)."""
-        return int(re.search(rf"\b{what}:(\d+)", self.usage)[1])
+        found = re.search(rf"\b{what}:(\d+)", self.usage)
+        assert found, self.usage
+        return int(found[1])
 
     @cached_property
     def instructions(self) -> list[str]:

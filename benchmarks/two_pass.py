@@ -7,6 +7,9 @@ are looked up one by one, four elements share a 64-bit word, an escape takes 7 b
 (int32), its position there, and the exponent. Input and output are contiguous.
 """
 
+# Triton's functions are untyped.
+# mypy: disable-error-code="no-untyped-def"
+
 from dataclasses import dataclass
 
 import torch

@@ -45,12 +45,11 @@ class DeviceBook:
 
 
 @triton.jit
-def subtract_bytes(x, base):
-    """Every byte of x minus base, without borrows from one byte to the next."""
-    bases = base.to(tl.uint32) * ONES
-    # The top bits are kept out of the subtraction, and then put where they belong.
-    difference = (x | HIGH_BITS) - (bases & LOW_SEVEN)
-    return difference ^ (x & HIGH_BITS) ^ (~bases & HIGH_BITS)
+def add_bytes(x, y):
+    """Every byte of x plus the byte y, without carries from one byte to the next."""
+    addend = (y & 0xFF).to(tl.uint32) * ONES
+    # The top bits are kept out of the addition, and then added without their carries.
+    return ((x & LOW_SEVEN) + (addend & LOW_SEVEN)) ^ (x & HIGH_BITS) ^ (addend & HIGH_BITS)
 
 
 @triton.jit
@@ -71,21 +70,31 @@ def look_up(x, table):
 
 @triton.jit
 def encode_exponents(exponents, base, table, KIND: tl.constexpr, ASM: tl.constexpr):
-    """(codes, bad): an exponent has no code where the high nibble of its byte of `bad` is not 0.
+    """(codes, suspicion): exponents without a code have one of no meaning.
 
-    Its byte of `codes` means nothing then.
+    If none of the four lacks a code, the high nibbles of `suspicion` are 0, otherwise at least one
+    is not; which of the bytes it is, only `find_escapes` can tell.
     """
     if KIND == TABLE:
         codes = look_up(exponents, table)
         return codes, codes
-    codes = subtract_bytes(exponents, base)
+    codes = add_bytes(exponents, -base)
     if KIND == WINDOW:
         return codes, codes
     present = not_zero(exponents)
     codes &= whole_bytes(present, ASM)
-    # A code of 0 that does not come from an exponent of 0 is an exponent just below the window.
-    coded = (codes & LOW_SEVEN) + LOW_SEVEN
-    return codes, codes | ((coded ^ present) & HIGH_BITS)
+    # A code of 0 that does not come from exponent 0 is that of the exponent just below the window.
+    # The sum has a carry only where another byte is suspicious by itself.
+    return codes, codes | (((codes + LOW_SEVEN) ^ present) & HIGH_BITS)
+
+
+@triton.jit
+def find_escapes(exponents, codes, KIND: tl.constexpr):
+    """Bit 7 of every byte: whether the exponent has no code. The other bits mean nothing."""
+    too_large = ((codes & 0x70707070) + 0x70707070) | codes
+    if KIND == ZERO_WINDOW:
+        too_large |= not_zero(codes) ^ not_zero(exponents)
+    return too_large
 
 
 @triton.jit

@@ -4,8 +4,9 @@ A program is one warp, and takes one chunk of 1,024 elements at a time. Lane t h
 to 16 t + 15 of both halves of the chunk, so that it can pair their codes by itself and every dense
 access is one of 128 bits. Only chunks with escapes go through the branch that writes them.
 
-Escapes of a chunk are a run in a workspace, in order of position. Where the run starts is settled
-by an atomic counter, so the order of the runs is not determined; `starts` has it.
+Escapes of a chunk are a run in a workspace, in order of position. Programs reserve space there
+from an atomic counter, for several chunks at once, as millions of chunks a second would queue up
+for it. So where the runs are is not determined, and there are gaps between them; `starts` tells.
 """
 
 # Triton's functions are untyped.
@@ -19,11 +20,14 @@ import triton
 import triton.language as tl
 
 from .bits import HIGH_NIBBLES, count_bits, gather_top_bits, split, whole_bytes
-from .book import DeviceBook, encode_exponents
-from .launch import chunks_per_program, has_ptx
+from .book import DeviceBook, encode_exponents, find_escapes
+from .launch import MOST_PER_PROGRAM, chunks_per_program, has_ptx
 from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate, place
 
 LANES: tl.constexpr = tl.constexpr(32)
+
+RESERVED: tl.constexpr = tl.constexpr(8)
+"""Escapes for which a program reserves space, times its number of chunks."""
 
 
 def escape_limit(elements: int) -> int:
@@ -46,10 +50,10 @@ class EncodeBuffers:
     starts
         Where the escapes of a chunk start; means nothing for a chunk without any. int32.
     positions, exponents
-        Workspace for as many escapes as pay. int16, uint8.
-    escapes
-        Shape: (1,), int64. Number of escapes. If it is more than `escape_limit`, the streams are
-        incomplete, and longer than the input would be.
+        Workspace for as many escapes as pay, and for gaps between them. int16, uint8.
+    reserved
+        Shape: (1,), int64. How much of the workspace is in use. If it is more than there is, or
+        there are more escapes than `escape_limit`, the streams are incomplete.
     """
 
     elements: int
@@ -59,12 +63,15 @@ class EncodeBuffers:
     starts: torch.Tensor
     positions: torch.Tensor
     exponents: torch.Tensor
-    escapes: torch.Tensor
+    reserved: torch.Tensor
 
     @classmethod
     def allocate(cls, elements: int, device: torch.device) -> Self:
         chunks = triton.cdiv(elements, CHUNK)
-        room = max(escape_limit(elements), 0)
+        # Each chunk may leave a gap of less than what is reserved at once.
+        room = max(escape_limit(elements), 0) + chunks * RESERVED.value * MOST_PER_PROGRAM
+        if room >= 1 << 31:
+            raise ValueError(f"{elements} elements are too many for one launch")
 
         def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
@@ -77,7 +84,7 @@ class EncodeBuffers:
             starts=empty(chunks, torch.int32),
             positions=empty(room, torch.int16),
             exponents=empty(room, torch.uint8),
-            escapes=empty(1, torch.int64),
+            reserved=empty(1, torch.int64),
         )
 
 
@@ -94,26 +101,26 @@ def fast_encode(
         raise ValueError(f"{elements} elements do not fit into buffers for {buffers.elements}")
     chunks = triton.cdiv(elements, CHUNK)
     per_program = chunks_per_program(chunks)
-    buffers.escapes.zero_()
+    buffers.reserved.zero_()
     fast_encode_kernel[(triton.cdiv(chunks, per_program),)](
         view.view(torch.int16), ids, book.encoding,
         buffers.codes, buffers.rests, buffers.counts, buffers.starts,
-        buffers.positions, buffers.exponents, buffers.escapes,
-        elements // GROUP if wide else elements, chunks, per_program,
-        min(escape_limit(elements), 2**31 - 1), book.base, book.pad, *pages.arguments(),
+        buffers.positions, buffers.exponents, buffers.reserved,
+        elements // GROUP if wide else elements, chunks, per_program, buffers.positions.numel(),
+        book.base, book.pad, *pages.arguments(),
         KIND=book.kind, WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
-        "units", "chunks", "chunks_per_program", "limit", "base", "pad", *PAGE_ARGUMENTS
+        "units", "chunks", "chunks_per_program", "room", "base", "pad", *PAGE_ARGUMENTS
     ]
 )  # fmt: skip
 def fast_encode_kernel(
     cache, ids, table,
-    codes, rests, counts, starts, positions, exponents, escapes,
-    units, chunks, chunks_per_program, limit, base, pad,
+    codes, rests, counts, starts, positions, exponents, reserved,
+    units, chunks, chunks_per_program, room, base, pad,
     columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
     heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
     KIND: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
@@ -129,6 +136,8 @@ def fast_encode_kernel(
     codes = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
     rests = rests.to(tl.pointer_type(tl.uint32), bitcast=True)
 
+    # The part of the workspace that this program has reserved and not used yet.
+    free, left = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
     first = tl.program_id(0) * chunks_per_program
     for step in range(tl.minimum(chunks_per_program, chunks - first)):
         chunk = first + step
@@ -140,21 +149,33 @@ def fast_encode_kernel(
         tl.store(rest, low_rests)
         tl.store(rest + 128, high_rests)
 
-        low_codes, low_bad = encode_exponents(low_exponents, base, table, KIND, ASM)
-        high_codes, high_bad = encode_exponents(high_exponents, base, table, KIND, ASM)
-        bad = (low_bad | high_bad) & HIGH_NIBBLES
+        low_codes, suspicion = encode_exponents(low_exponents, base, table, KIND, ASM)
+        high_codes, high_suspicion = encode_exponents(high_exponents, base, table, KIND, ASM)
+        suspicion = (suspicion | high_suspicion) & HIGH_NIBBLES
         count = tl.full((), 0, tl.int32)
-        if tl.max(tl.max(bad, axis=1), axis=0) != 0:
-            low_flags, high_flags = flag_bytes(low_bad), flag_bytes(high_bad)
+        if tl.max(tl.max(suspicion, axis=1), axis=0) != 0:
+            low_flags = find_escapes(low_exponents, low_codes, KIND)
+            high_flags = find_escapes(high_exponents, high_codes, KIND)
             low_codes &= ~whole_bytes(low_flags, ASM)
             high_codes &= ~whole_bytes(high_flags, ASM)
             shift = 4 * column.to(tl.uint32)
             bits = tl.sum(gather_top_bits(low_flags) << shift, axis=1)
             bits |= tl.sum(gather_top_bits(high_flags) << shift, axis=1) << 16
-            count = write_escapes(
-                bits, low_exponents, high_exponents,
-                starts + chunk, positions, exponents, escapes, limit,
-            )  # fmt: skip
+            # Both halves are counted in one; a half has at most 512 escapes.
+            numbers = (count_bits(bits & 0xFFFF) | (count_bits(bits >> 16) << 16)).to(tl.int32)
+            total = tl.sum(numbers, 0)
+            count = (total & 0xFFFF) + (total >> 16)
+            if count > left:
+                left = tl.maximum(count, RESERVED * chunks_per_program)
+                free = tl.atomic_add(reserved, left.to(tl.int64), sem="relaxed")
+            tl.store(starts + chunk, tl.minimum(free, room).to(tl.int32))
+            if free + count <= room:
+                write_escapes(
+                    bits, numbers, total & 0xFFFF, low_exponents, high_exponents,
+                    positions + free, exponents + free,
+                )  # fmt: skip
+            free += count
+            left -= count
         tl.store(codes + chunk.to(tl.int64) * 128 + word, low_codes | (high_codes << 4))
         tl.store(counts + chunk, count.to(tl.int16))
 
@@ -194,45 +215,29 @@ def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr, ASM: tl.c
 
 
 @triton.jit
-def flag_bytes(bad):
-    """Bit 7 of every byte whose high nibble is not 0."""
-    return ((bad & 0x70707070) + 0x70707070) | bad
+def write_escapes(bits, numbers, in_low, low_exponents, high_exponents, positions, exponents):
+    """Write a chunk's escapes in order of position.
 
-
-@triton.jit
-def write_escapes(
-    bits, low_exponents, high_exponents, start_at, positions, exponents, escapes, limit
-):  # fmt: skip
-    """Reserve space for a chunk's escapes and write them. Returns their number.
-
-    Bit j of a lane's `bits` is its j-th element of the low half, bit 16 + j of the high half.
+    Bit j of a lane's `bits` is its j-th element of the low half, bit 16 + j of the high half;
+    `numbers` has how many there are of either in its own halves, `in_low` those of all lanes.
     """
     lane = tl.arange(0, LANES)
     column = tl.arange(0, 4)[None, :]
-    # Both halves are counted in one scan; a half has at most 512 escapes.
-    numbers = (count_bits(bits & 0xFFFF) | (count_bits(bits >> 16) << 16)).to(tl.int32)
-    total = tl.sum(numbers, 0)
-    in_low = total & 0xFFFF
-    count = in_low + (total >> 16)
-    start = tl.atomic_add(escapes, count.to(tl.int64), sem="relaxed")
-    tl.store(start_at, tl.minimum(start, limit).to(tl.int32))
-    if start + count <= limit:
-        before = tl.cumsum(numbers, 0) - numbers
-        low_rank = start + (before & 0xFFFF)
-        high_rank = start + in_low + (before >> 16)
-        # Every lane writes its first escape, then every lane its second: mostly there is none.
-        for _ in range(tl.max(count_bits(bits).to(tl.int32), 0)):
-            live = bits != 0
-            lowest = bits & (~bits + 1)
-            bits ^= lowest
-            j = count_bits(lowest - 1)
-            is_high = j >= 16
-            word = tl.where(is_high[:, None], high_exponents, low_exponents)
-            word = tl.sum(tl.where(column == (j[:, None] >> 2 & 3), word, 0), axis=1)
-            rank = tl.where(is_high, high_rank, low_rank)
-            position = 16 * lane + j.to(tl.int32) + tl.where(is_high, 512 - 16, 0)
-            tl.store(positions + rank, position.to(tl.int16), mask=live)
-            tl.store(exponents + rank, (word >> 8 * (j & 3)).to(tl.uint8), mask=live)
-            low_rank += tl.where(is_high, 0, 1)
-            high_rank += tl.where(is_high, 1, 0)
-    return count
+    before = tl.cumsum(numbers, 0) - numbers
+    low_rank = before & 0xFFFF
+    high_rank = in_low + (before >> 16)
+    # Every lane writes its first escape, then every lane its second: mostly there is none.
+    for _ in range(tl.max(count_bits(bits).to(tl.int32), 0)):
+        live = bits != 0
+        lowest = bits & (~bits + 1)
+        bits ^= lowest
+        j = count_bits(lowest - 1)
+        is_high = j >= 16
+        word = tl.where(is_high[:, None], high_exponents, low_exponents)
+        word = tl.sum(tl.where(column == (j[:, None] >> 2 & 3), word, 0), axis=1)
+        rank = tl.where(is_high, high_rank, low_rank)
+        position = 16 * lane + j.to(tl.int32) + tl.where(is_high, 512 - 16, 0)
+        tl.store(positions + rank, position.to(tl.int16), mask=live)
+        tl.store(exponents + rank, (word >> 8 * (j & 3)).to(tl.uint8), mask=live)
+        low_rank += tl.where(is_high, 0, 1)
+        high_rank += tl.where(is_high, 1, 0)

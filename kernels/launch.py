@@ -3,7 +3,7 @@
 import torch
 import triton
 
-_MOST_PER_PROGRAM = 4
+MOST_PER_PROGRAM = 4
 """Chunks that a warp takes one after the other, so that starting it does not cost more."""
 
 _WARPS_WANTED = 8192
@@ -12,7 +12,7 @@ _WARPS_WANTED = 8192
 
 def chunks_per_program(chunks: int) -> int:
     """How many chunks a program takes."""
-    return max(1, min(_MOST_PER_PROGRAM, chunks // _WARPS_WANTED))
+    return max(1, min(MOST_PER_PROGRAM, chunks // _WARPS_WANTED))
 
 
 def has_ptx(device: torch.device) -> bool:

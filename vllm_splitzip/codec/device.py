@@ -21,7 +21,7 @@ from ..errors import FrameLayoutError
 from ..kernels import book as kernel_book
 from ..kernels import fast_decode, fast_encode
 from ..kernels.book import DeviceBook
-from ..kernels.fast_encode import EncodeBuffers, escape_limit
+from ..kernels.fast_encode import EncodeBuffers
 from .codebook import Codebook
 from .coded import CHUNK, Bytes, Coded, Words, chunks_of
 from .device_memory import Pending, after, checked_ids, checked_stream, download, on, upload
@@ -31,7 +31,10 @@ __all__ = ["EncodeBuffers", "Pending", "decode_fast", "decode_raw", "encode_fast
 Table = npt.NDArray[np.int64]
 
 _FETCHED = 128
-"""The escapes of one element in so many are fetched unasked. Real KV has one in 500 or fewer."""
+"""For every so many elements, one entry of the escapes' workspace is fetched unasked.
+
+That is what programs reserve at once. Real KV has one escape in 500 elements or fewer.
+"""
 
 
 def encode_fast(
@@ -46,10 +49,10 @@ def encode_fast(
     """
     ids = checked_ids(table, view, 0, IndexError)
     elements = table.size * view[0].numel()
-    limit = escape_limit(elements)
+    limit = fast_encode.escape_limit(elements)
     if limit < 0:
         return Pending(lambda: None, None)
-    chunks, expected = chunks_of(elements), min(limit, elements // _FETCHED)
+    chunks, expected = chunks_of(elements), chunks_of(elements) * CHUNK // _FETCHED
     with on(view.device):
         buffers = buffers or EncodeBuffers.allocate(elements, view.device)
         (there,) = upload([ids], view.device)
@@ -58,19 +61,19 @@ def encode_fast(
         rests = download(buffers.rests[:elements])
         counts = download(buffers.counts[:chunks])
         starts = download(buffers.starts[:chunks])
-        escapes = download(buffers.escapes)
+        reserved = download(buffers.reserved)
         first = download(buffers.positions[:expected]), download(buffers.exponents[:expected])
         stream = torch.cuda.current_stream() if view.is_cuda else None
 
     def finish() -> Coded | None:
-        number = int(escapes.view(np.int64)[0])
-        if number > limit:
+        used = int(reserved.view(np.int64)[0])
+        if used > buffers.positions.numel() or counts.view(np.uint16).sum(dtype=np.int64) > limit:
             return None
         positions, exponents = first
-        if number > expected:
+        if used > expected:
             with torch.cuda.stream(stream):
-                positions = download(buffers.positions[:number])
-                exponents = download(buffers.exponents[:number])
+                positions = download(buffers.positions[:used])
+                exponents = download(buffers.exponents[:used])
             if stream is not None:
                 stream.synchronize()
         order = escape_order(counts.view(np.uint16), starts.view(np.int32))
