@@ -81,6 +81,7 @@ def describe(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
     block_stride = view.stride(0)
     merged = _merged(view)
     (heads, head_stride), (rows, row_stride), (columns, column_stride) = merged
+    # Offsets within a block are sums of three products, which have to stay below 2^31.
     wide = (
         column_stride == 1
         and columns % GROUP == 0

@@ -8,7 +8,7 @@ from triton.runtime.jit import create_function_from_signature
 from vllm_splitzip.kernels import fast_decode, fast_encode
 from vllm_splitzip.kernels.book import DeviceBook
 
-from benchmarks.kernel_table import BOOKS, KERNELS, TARGETS, Variant, variants
+from benchmarks.kernel_table import BOOKS, KERNELS, LAYOUTS, TARGETS, Variant, variants
 from benchmarks.offline import accesses
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -36,6 +36,19 @@ def test_dense_accesses_are_128_bits_wide(kernel, book, target):
     assert accesses(variant.path) == expected
     assert variant.bytes_moved == 3.5
     assert variant.sass.used("SHARED") == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("target", NVIDIA)
+def test_escapes_are_written_after_what_they_replace(layout, target):
+    instructions = Variant("decode", "zero-window", layout, target).sass.instructions
+    dense, sparse = (
+        [i for i, text in enumerate(instructions) if name in text]
+        for name in ("STG.E.128" if layout == "groups" else "STG.E.U16", "STG.E.U16")
+    )
+    barriers = [i for i, text in enumerate(instructions) if "BAR.SYNC" in text]
+    last_dense = dense[-1] if layout == "groups" else dense[-2]
+    assert any(last_dense < barrier < sparse[-1] for barrier in barriers)
 
 
 @pytest.mark.parametrize("book", ["window", "zero-window"])

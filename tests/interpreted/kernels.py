@@ -12,7 +12,7 @@ import ptx
 import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
-from vllm_splitzip.kernels import fast_decode, fast_encode, launch
+from vllm_splitzip.kernels import fast_decode, fast_encode, launch, pages
 
 from bits import assert_bits_equal
 from vllm_splitzip.codec import device, reference
@@ -234,6 +234,26 @@ def test_raw_wins_just_where_it_is_no_longer_than_coded():
         coded = device.encode_fast(view, np.arange(2), book).result()
         assert reference.encode(words, book).nbytes < 2 * elements or coded is None
         assert (coded is None) == (escapes > limit)
+
+
+def test_an_empty_run():
+    view, table = cache(rows_first, 2, (2, 4, 8)), np.empty(0, np.int64)
+    assert device.encode_fast(view, table, BOOKS["window"]).result() is None
+    coded = device.encode_raw(view, table).result()
+    assert (coded.elements, coded.nbytes) == (0, 0)
+    device.decode_raw(coded, view, table)
+    device.decode_fast(
+        reference.encode(np.empty(0, np.uint16), BOOKS["window"]), BOOKS["window"], view, table
+    )
+    assert (memory(view) == 0xDEAD).all()
+
+
+def test_unknown_views_are_refused():
+    for view in (torch.zeros(4, 4096), torch.zeros(4, 2, 16, 64), torch.zeros(4, 2, 0, 64)):
+        with pytest.raises(ValueError, match="a cache is"):
+            pages.describe(view, 1)
+    with pytest.raises(ValueError, match="too many for one launch"):
+        pages.describe(cache(contiguous, 1, (1, 1, 3)), 1 << 30)
 
 
 def test_tiny_runs_are_left_to_raw():
