@@ -13,8 +13,8 @@ help:  ## list the targets
 
 env: $(ENVIRONMENT)  ## make .venv with vLLM's CPU build and everything the targets need
 
-demo: env  ## store KV cache from one vLLM engine, retrieve it in another (MODEL=gemma3-270m)
-	@$(BIN)/python -m benchmarks.demo $(if $(MODEL),--model $(MODEL))
+demo: env  ## store KV cache from one vLLM engine, retrieve it in another (MODEL=gemma3-270m, CODEC=raw)
+	@$(BIN)/python -m benchmarks.demo $(if $(MODEL),--model $(MODEL)) $(if $(CODEC),--codec $(CODEC))
 
 test: env  ## run all tests (ARGS="-k frame" runs some)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)

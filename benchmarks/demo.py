@@ -1,7 +1,7 @@
 """Two vLLM engines and one store: what the first computed the second retrieves, bit for bit.
 
-``python -m benchmarks.demo [--model NAME]``, or ``make demo``. Ends non-zero unless everything
-that was stored was retrieved and every output is the same.
+``python -m benchmarks.demo [--model NAME] [--codec MODE]``, or ``make demo``. Ends non-zero unless
+everything that was stored was retrieved and every output is the same.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from benchmarks import demo_store, models, texts
 from benchmarks.demo_table import PromptResult, print_results, problems, total_ratio
 from benchmarks.engine import Answer, Engine, EngineFailedError
 from benchmarks.once import REPO_ROOT
+from vllm_splitzip.codec.modes import MODES
 
 BUILD = REPO_ROOT / "build"
 STORE = BUILD / "demo-store"
@@ -77,11 +78,13 @@ class Steps:
             )
 
 
-def run(model: Path, prompts: list[Prompt], warm_up: list[int], steps: Steps) -> list[PromptResult]:
+def run(
+    model: Path, codec: str, prompts: list[Prompt], warm_up: list[int], steps: Steps
+) -> list[PromptResult]:
     """Store all prompts from one engine, then retrieve them in another."""
     shutil.rmtree(STORE, ignore_errors=True)
     STORE.mkdir(parents=True)
-    arguments = engine_arguments(model)
+    arguments = engine_arguments(model, codec)
     layer_bytes = layer_bytes_per_token(model)
 
     stored: list[Stored] = []
@@ -137,7 +140,7 @@ def result(prompt: Prompt, first: Stored, answer: Answer, failed_before: float) 
     )
 
 
-def engine_arguments(model: Path) -> dict[str, Any]:
+def engine_arguments(model: Path, codec: str) -> dict[str, Any]:
     """Arguments of `vllm.LLM`. A prompt is computed in one step, and nothing is compiled."""
     return {
         "model": str(model),
@@ -149,7 +152,10 @@ def engine_arguments(model: Path) -> dict[str, Any]:
         "kv_transfer_config": {
             "kv_connector": "SplitZipConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"lmcache.remote_url": f"fs://localhost:0{STORE}"},
+            "kv_connector_extra_config": {
+                "codec": codec,
+                "lmcache.remote_url": f"fs://localhost:0{STORE}",
+            },
         },
     }
 
@@ -182,10 +188,12 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} x {name}"
 
 
-def write_report(model: str, results: list[PromptResult], wrong: list[str]) -> None:
+def write_report(
+    options: argparse.Namespace, results: list[PromptResult], wrong: list[str]
+) -> None:
     """Leave the results for other programs, in build/demo.json."""
     report = {
-        "model": model,
+        **vars(options),
         "ratio": round(total_ratio(results), 6),
         "identical": bool(results) and all(result.identical for result in results),
         "problems": wrong,
@@ -199,22 +207,25 @@ def write_report(model: str, results: list[PromptResult], wrong: list[str]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description="Store KV cache in one engine, use it in another.")
     parser.add_argument("--model", choices=list(models.SOURCES), default="smollm2-135m")
-    name = parser.parse_args().model
+    parser.add_argument("--codec", choices=sorted(MODES), default="fast")
+    options = parser.parse_args()
     console = Console()
     if not console.is_terminal:
         console.width = 120
     REPORT.unlink(missing_ok=True)
     try:
-        model = models.ensure(name)
+        model = models.ensure(options.model)
         prompts, warm_up = take_prompts(model)
         steps = Steps(console, 6 + 2 * len(prompts))
         with steps.bar:
-            results = run(model, prompts, warm_up, steps)
+            results = run(model, options.codec, prompts, warm_up, steps)
     except (models.ModelUnavailableError, EngineFailedError) as error:
         sys.exit(str(error))
     wrong = problems(results)
-    write_report(name, results, wrong)
-    console.print(f"\n{name} on {machine()}", highlight=False)
+    write_report(options, results, wrong)
+    console.print(
+        f"\n{options.model}, stored as {options.codec}, on {machine()}\n", highlight=False
+    )
     print_results(console, results, block=BLOCK, generated=GENERATED)
     console.print(f"\nLogs, store and figures: {BUILD.name}/demo*", highlight=False)
     if wrong:
