@@ -136,7 +136,7 @@ def _far(device: torch.device) -> None:
 
 def _coded(pending: codec.Pending) -> Coded:
     coded = pending.result()
-    if coded is None:
+    if coded.mode == "raw":
         raise Different("left to mode raw")
     return coded
 

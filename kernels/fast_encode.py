@@ -43,8 +43,10 @@ class EncodeBuffers:
     ----------
     elements
         The longest run that fits.
+    streams
+        Room for the run as it is. uint8.
     codes, rests
-        The dense streams, of whole chunks. uint8.
+        The dense streams, of whole chunks, as parts of `streams`. uint8.
     counts
         Escapes of each chunk. int16.
     starts
@@ -57,6 +59,7 @@ class EncodeBuffers:
     """
 
     elements: int
+    streams: torch.Tensor
     codes: torch.Tensor
     rests: torch.Tensor
     counts: torch.Tensor
@@ -76,10 +79,13 @@ class EncodeBuffers:
         def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
+        streams = empty(chunks * CHUNK * 2, torch.uint8)
+        codes, rests, _ = streams.split([chunks * CHUNK // 2, chunks * CHUNK, chunks * CHUNK // 2])
         return cls(
             elements=elements,
-            codes=empty(chunks * CHUNK // 2, torch.uint8),
-            rests=empty(chunks * CHUNK, torch.uint8),
+            streams=streams,
+            codes=codes,
+            rests=rests,
             counts=empty(chunks, torch.int16),
             starts=empty(chunks, torch.int32),
             positions=empty(room, torch.int16),

@@ -1,7 +1,7 @@
 """Modes `fast` and `raw` on a GPU: from vLLM's paged cache to streams in host memory and back.
 
 >>> pending = encode_fast(view, table, book)  # only enqueues work on the current stream
->>> coded = pending.result() or encode_raw(view, table).result()
+>>> coded = pending.result()  # waits for the device; in mode `raw` where `fast` does not pay
 >>> decode_fast(coded, book, view, table)
 
 A view is a layer's cache [B, H, N, C] with any strides, a table the ids of a run's blocks in host
@@ -19,9 +19,10 @@ import torch
 
 from ..errors import FrameLayoutError
 from ..kernels import book as kernel_book
-from ..kernels import fast_decode, fast_encode
+from ..kernels import fast_decode, fast_encode, keep_raw
 from ..kernels.book import DeviceBook
 from ..kernels.fast_encode import EncodeBuffers
+from . import reference
 from .codebook import Codebook
 from .coded import CHUNK, Bytes, Coded, Words, chunks_of
 from .device_memory import Pending, after, checked_ids, checked_stream, download, on, upload
@@ -51,12 +52,13 @@ def encode_fast(
     elements = table.size * view[0].numel()
     limit = fast_encode.escape_limit(elements)
     if limit < 0:
-        return Pending(lambda: None, None)
+        return encode_raw(view, table)
     chunks, expected = chunks_of(elements), chunks_of(elements) * CHUNK // _FETCHED
     with on(view.device):
         buffers = buffers or EncodeBuffers.allocate(elements, view.device)
         (there,) = upload([ids], view.device)
         fast_encode.fast_encode(view, there, device_book(book, view.device), buffers)
+        keep_raw.keep_raw(view, there, buffers)
         codes = download(buffers.codes[: chunks * CHUNK // 2])
         rests = download(buffers.rests[:elements])
         counts = download(buffers.counts[:chunks])
@@ -65,19 +67,23 @@ def encode_fast(
         first = download(buffers.positions[:expected]), download(buffers.exponents[:expected])
         stream = torch.cuda.current_stream() if view.is_cuda else None
 
-    def finish() -> Coded | None:
+    def fetch(*tensors: torch.Tensor) -> list[Bytes]:
+        """What was not fetched unasked, since it is rarely wanted."""
+        with torch.cuda.stream(stream):
+            fetched = [download(tensor) for tensor in tensors]
+        if stream is not None:
+            stream.synchronize()
+        return fetched
+
+    def finish() -> Coded:
         used = int(reserved.view(np.int64)[0])
-        if used > buffers.positions.numel() or counts.view(np.uint16).sum(dtype=np.int64) > limit:
-            return None
+        if used > buffers.positions.numel():
+            return Coded("raw", elements, tuple(fetch(buffers.streams[: 2 * elements])))
         positions, exponents = first
         if used > expected:
-            with torch.cuda.stream(stream):
-                positions = download(buffers.positions[:used])
-                exponents = download(buffers.exponents[:used])
-            if stream is not None:
-                stream.synchronize()
+            positions, exponents = fetch(buffers.positions[:used], buffers.exponents[:used])
         order = escape_order(counts.view(np.uint16), starts.view(np.int32))
-        return Coded(
+        coded = Coded(
             mode="fast",
             elements=elements,
             dense=(codes, rests),
@@ -87,6 +93,9 @@ def encode_fast(
                 "exponents": exponents[order],
             },
         )
+        if order.size > limit:  # All there, and yet longer than what it was made from.
+            return Coded("raw", elements, (reference.decode(coded, book).view(np.uint8),))
+        return coded
 
     with on(view.device):
         return after(view.device, finish)

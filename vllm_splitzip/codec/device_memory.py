@@ -94,15 +94,15 @@ class Pending:
         None where nothing has to be waited for.
     """
 
-    finish: Callable[[], Coded | None]
+    finish: Callable[[], Coded]
     event: torch.cuda.Event | None
 
     def done(self) -> bool:
         """Whether `result` will return without waiting."""
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
-    def result(self) -> Coded | None:
-        """The streams in host memory, or None where coding does not make the input smaller.
+    def result(self) -> Coded:
+        """The streams in host memory, in mode `raw` where coding does not make them smaller.
 
         Until it has returned, neither the blocks nor the buffers may be used again, unless on the
         stream that was current when the coding began.
@@ -112,7 +112,7 @@ class Pending:
         return self.finish()
 
 
-def after(device: torch.device, finish: Callable[[], Coded | None]) -> Pending:
+def after(device: torch.device, finish: Callable[[], Coded]) -> Pending:
     """`finish`, to be called when all that is on the current stream is done."""
     event = None
     if device.type == "cuda":
