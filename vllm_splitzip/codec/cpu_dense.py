@@ -9,9 +9,8 @@ from . import cpu_dense_loops as loops
 from .coded import Blocks, Bytes, Coded
 from .cpu_lanes import COMPRESSES
 from .cpu_memory import STREAM_BYTES, Stream, source, target
-from .cpu_pool import aligned_bytes
 from .cpu_threads import DEFAULT_THREADS, run, spans
-from .cpu_tiles import JOB_TILES, by_width, carve, received
+from .cpu_tiles import JOB_TILES, by_width, carve, dense_bytes, received, workspace
 from .cpu_windows import choose_windows, plan_for, spread_bases
 from .planes import TILE, tiles_of
 from .reference_dense import ESCAPE_CHUNK
@@ -32,14 +31,13 @@ def encode_dense(
     item, elements = scheme.number_format.item, blocks.elements
     pages = source(blocks, (item,))
     tiles, chunks = tiles_of(elements), -(-elements // ESCAPE_CHUNK)
-    sizes = (*scheme.dense_bytes(elements), chunks, blocks.channels.number)
+    sizes = (*dense_bytes(scheme, elements), chunks, blocks.channels.number)
     limit = (elements * item - sum(sizes) - 1) * 4 // 5
     if limit < 0:
         return None
     (*dense, counts, windows), (*addresses, counts_at, windows_at) = carve(*sizes)
     plan = plan_for(blocks.channels, scheme, pages.table.size)
-    work = aligned_bytes(plan.work)
-    bases = work.ctypes.data
+    _held, bases = workspace("bases", plan.work)
     choose_windows(pages, plan, windows_at, bases)
     streams = by_width(addresses, scheme)
     streaming = int(elements * item >= STREAM_BYTES)
@@ -50,19 +48,20 @@ def encode_dense(
             return
         # Room for many times what real KV needs, and for the worst that pays if that is short.
         for most in (min(limit, (end - begin) * TILE // 16), limit):
-            (positions, excess), lists = carve(most + TILE, most + TILE)
+            room = most + TILE
+            lists, address = workspace("lists", 2 * room)
             number = loops.encode_tiles(
                 pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
-                bases, item, scheme.packed, *streams, counts_at, *lists, most, streaming,
+                bases, item, scheme.packed, *streams, counts_at,
+                address, address + room, most, streaming,
                 COMPRESSES,
             )  # fmt: skip
             if number <= most:
                 break
-        found.append((begin, positions[:number], excess[:number]))
+        found.append((begin, lists[:number].copy(), lists[room : room + number].copy()))
 
     run([partial(code, *span) for span in spans(tiles, JOB_TILES, threads)], threads)
     found.sort(key=lambda part: part[0])
-    # Copied together, so that the lists' room, which is much larger, can be used again.
     positions = np.concatenate([windows[:0], *(part[1] for part in found)])
     excess = np.concatenate([windows[:0], *(part[2] for part in found)])
     if positions.size > limit:
@@ -105,7 +104,8 @@ def decode_dense(
     kinds = Stream("kinds", coded.tables.get("kinds"), -(-entries // 4))
     others = Stream("others", coded.tables.get("others"))
     plan = plan_for(blocks.channels, scheme, pages.table.size)
-    _held, (excess, bases) = carve(entries, plan.work)
+    _held, excess = workspace("lists", entries)
+    _held_too, bases = workspace("bases", plan.work)
     number = loops.unpack_excess(
         kinds.address, entries, scheme.packed, others.address, others.size, excess
     )

@@ -219,6 +219,16 @@ def replaced(typing, bytes_, bits, number):
 
 
 @intrinsic
+def chosen(typing, bits, one, other):
+    """Bytes of `one` where the bits are set, else of `other`."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.bitcast(args[0], _BITS), args[1], args[2])
+
+    return vector(types.int64, vector, vector), generate
+
+
+@intrinsic
 def store_pairs(typing, address, numbers):
     """64 numbers of 2 bits to 16 bytes, four after each other in each."""
 

@@ -3,6 +3,9 @@
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+import threading
+from functools import lru_cache
+
 from ..errors import FrameLayoutError
 from .coded import Bytes, Coded
 from .cpu_compile import compiled
@@ -17,7 +20,7 @@ from .cpu_lanes import (
 from .cpu_memory import Stream
 from .cpu_pool import ALIGNMENT, aligned_bytes
 from .cpu_vector import LANES, load, pointer8, pointer64, prefetch, store
-from .planes import TILE, widths
+from .planes import TILE
 from .scheme import Scheme
 
 MASK_BYTES = TILE // 8
@@ -28,7 +31,6 @@ ROOM_AND_LOW = 3 * TILE
 
 AHEAD = 3
 """How many tiles ahead memory is asked for."""
-
 
 JOB_TILES = 512
 """Least work for a thread, 2 MiB of words: below it the hand-over costs more than it saves."""
@@ -46,9 +48,26 @@ def carve(*sizes: int) -> tuple[list[Bytes], list[int]]:
     return arrays, [address + at for at in begins]
 
 
+_local = threading.local()
+
+KEPT_BYTES = 4 << 20
+"""Most that a thread keeps of each kind of working memory."""
+
+
+def workspace(kind: str, size: int) -> tuple[Bytes, int]:
+    """(this thread's working memory of a kind, its address); the next call may return it again."""
+    memory, address = getattr(_local, kind, (None, 0))
+    if memory is None or memory.size < size:
+        memory = aligned_bytes(size)
+        address = memory.ctypes.data
+        if size <= KEPT_BYTES:
+            setattr(_local, kind, (memory, address))
+    return memory, address
+
+
 def received(coded: Coded, scheme: Scheme, elements: int) -> list[Stream]:
     """The dense streams. Raises FrameLayoutError where they are not those of so many elements."""
-    sizes = scheme.dense_bytes(elements)
+    sizes = dense_bytes(scheme, elements)
     if coded.elements != elements or len(coded.dense) != len(sizes):
         raise FrameLayoutError(
             f"{coded.elements} elements in {len(coded.dense)} dense streams, "
@@ -60,11 +79,23 @@ def received(coded: Coded, scheme: Scheme, elements: int) -> list[Stream]:
     ]
 
 
+@lru_cache(maxsize=256)
+def dense_bytes(scheme: Scheme, elements: int) -> tuple[int, ...]:
+    """Length in bytes of each dense stream."""
+    return scheme.dense_bytes(elements)
+
+
 def by_width(addresses: list[int], scheme: Scheme) -> tuple[int, int, int, int]:
     """Of the dense streams' addresses, those of low bytes and planes of 4, 2, 1 bits; else 0."""
-    low = addresses[0] if scheme.number_format.item == 2 else 0
-    planes = dict(zip(reversed(widths(scheme.packed)), reversed(addresses), strict=False))
-    return low, planes.get(4, 0), planes.get(2, 0), planes.get(1, 0)
+    rest = iter(addresses)
+    packed = scheme.packed
+    low = next(rest) if scheme.number_format.item == 2 else 0
+    return (
+        low,
+        next(rest) if packed & 4 else 0,
+        next(rest) if packed & 2 else 0,
+        next(rest) if packed & 1 else 0,
+    )
 
 
 @compiled

@@ -1,11 +1,10 @@
 """Codec modes by name for KV cache in host memory."""
 
-import numpy as np
-
-from ..errors import FrameLayoutError
-from . import cpu, cpu_dense, reference_max
+from . import cpu
 from .codebook import Codebook
 from .coded import Blocks, Coded
+from .cpu_dense import decode_dense, encode_dense
+from .cpu_max import decode_max, encode_max
 from .modes import mode_for
 from .scheme import SCHEMES
 
@@ -24,11 +23,8 @@ def _encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded | None:
         assert book is not None
         return cpu.encode_fast(blocks, book)
     if mode == "max":
-        assert blocks.channels is not None
-        flat = blocks.pages[blocks.table].reshape(-1)
-        coded = reference_max.encode(flat, scheme, blocks.channels)
-        return coded if coded.nbytes < flat.nbytes else None
-    return cpu_dense.encode_dense(blocks, scheme, mode)
+        return encode_max(blocks, scheme)
+    return encode_dense(blocks, scheme, mode)
 
 
 def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
@@ -46,13 +42,7 @@ def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
     if scheme is None:
         assert book is not None
         cpu.decode_fast(coded, book, blocks)
-        return
-    if coded.mode != "max":
-        cpu_dense.decode_dense(coded, scheme, blocks)
-        return
-    assert blocks.channels is not None
-    if coded.elements != blocks.elements:
-        raise FrameLayoutError(f"{coded.elements} elements, expected {blocks.elements}")
-    flat = reference_max.decode(coded, scheme, blocks.channels).reshape(-1, blocks.row)
-    wanted = np.flatnonzero(blocks.table >= 0)
-    blocks.pages[blocks.table[wanted]] = flat[wanted]
+    elif coded.mode == "max":
+        decode_max(coded, scheme, blocks)
+    else:
+        decode_dense(coded, scheme, blocks)

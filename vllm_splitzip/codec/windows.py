@@ -43,7 +43,7 @@ class Placement:
 
 def sampled_rows(rows: int, states: int) -> slice:
     """Which of a run's rows are looked at; they hold `states` elements of each channel."""
-    return slice(None, None, max(1, min(rows * states // (4 * ENOUGH), rows // 8)))
+    return slice(None, None, max(1, min(rows * states // (2 * ENOUGH), rows // 8)))
 
 
 def sampled_states(rows: int, states: int) -> slice:
