@@ -360,3 +360,10 @@ def test_where_a_digit_stands() -> None:
     for i in range(TILE):
         digit = plane[i % 512] >> 2 * (i // 512) & 3
         assert digit == (min(binades[i - 100], 3) if 100 <= i < 110 else 0)
+
+
+def test_warm_up_notices_wrong_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    host.warm_up()
+    monkeypatch.setattr(cpu_max.loops, "decode_tiles", lambda *_: None)
+    with pytest.raises(RuntimeError, match="compiled mode max is not"):
+        host.warm_up()

@@ -1,12 +1,15 @@
 """Codec modes by name for KV cache in host memory."""
 
-from . import cpu
+import numpy as np
+
+from . import cpu, reference_dense, reference_max
 from .codebook import Codebook
 from .coded import Blocks, Coded
 from .cpu_dense import decode_dense, encode_dense
 from .cpu_max import decode_max, encode_max
 from .modes import mode_for
-from .scheme import SCHEMES
+from .packing import channels
+from .scheme import SCHEMES, Scheme
 
 
 def encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded:
@@ -46,3 +49,46 @@ def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
         decode_max(coded, scheme, blocks)
     else:
         decode_dense(coded, scheme, blocks)
+
+
+def warm_up() -> None:
+    """Compile everything, or load it from the disk, so that no request has to wait for it.
+
+    Raises
+    ------
+    RuntimeError
+        When the compiled code does not do what the references do. numba keys its cache by each
+        source file's size and time, which a careless upgrade can leave as they were.
+    """
+    cpu.warm_up()
+    for mode, schemes in SCHEMES.items():
+        for scheme in schemes.values():
+            if not _is_like_the_reference(mode, scheme):
+                raise RuntimeError(
+                    f"compiled mode {mode} is not the reference's; clear numba's cache"
+                )
+
+
+def _is_like_the_reference(mode: str, scheme: Scheme) -> bool:
+    """Code some elements near 1, and each 16th anything."""
+    name, known = scheme.number_format.name, channels("tokens", (1, 16, 128))
+    dtype = np.uint16 if scheme.number_format.item == 2 else np.uint8
+    anything = np.arange(8 * known.of_position.size) * 40503
+    one = (scheme.number_format.magnitudes >> 1) - (1 << scheme.number_format.mantissa)
+    elements = np.where(anything >> 4 & 15, one + anything % 7, anything).astype(dtype)
+    if mode == "max":
+        expected = reference_max.encode(elements, scheme, known)
+    else:
+        expected = reference_dense.encode(elements, scheme, known, mode)
+    blocks = Blocks(elements.reshape(8, -1), np.arange(8), name, known)
+    back = Blocks(np.zeros_like(blocks.pages), blocks.table, name, known)
+    decode(expected, None, back)
+    coded = encode(blocks, mode, None)
+    streams = zip(
+        (*coded.dense, *coded.tables.values()),
+        (*expected.dense, *expected.tables.values()),
+        strict=coded.mode == mode,
+    )
+    return np.array_equal(back.pages, blocks.pages) and all(
+        np.array_equal(ours, theirs) for ours, theirs in streams
+    )
