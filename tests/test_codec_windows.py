@@ -5,6 +5,7 @@ import pytest
 
 from bits import assert_bits_equal
 from vllm_splitzip.codec.formats import FORMATS, number_format
+from vllm_splitzip.codec.modes import mode_for
 from vllm_splitzip.codec.packing import PACKINGS, channels, packing_of
 from vllm_splitzip.codec.planes import (
     TILE,
@@ -18,6 +19,7 @@ from vllm_splitzip.codec.planes import (
 from vllm_splitzip.codec.reference_windows import choose_windows, rotate, unrotate
 from vllm_splitzip.codec.scheme import DENSE, MAX
 from vllm_splitzip.codec.windows import bases
+from vllm_splitzip.errors import UnknownModeError
 from windowed import UNSIGNED, every_pattern, kv_like
 
 RNG = np.random.default_rng(3)
@@ -188,3 +190,15 @@ def test_extreme_channels_keep_their_base_in_range() -> None:
 def test_format_follows_from_the_cache_dtype(dtype: str, cache_dtype: str, name: str) -> None:
     torch = pytest.importorskip("torch")
     assert number_format(getattr(torch, dtype), cache_dtype) == name
+
+
+def test_a_format_that_a_mode_does_not_code_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mode_for.cache_clear()
+    assert [mode_for("fast", "fp16") for _ in range(3)] == ["raw"] * 3
+    assert [mode_for("max", "bytes") for _ in range(3)] == ["raw"] * 3
+    assert [mode_for("dense", "fp16"), mode_for("raw", "bytes")] == ["dense", "raw"]
+    assert [record.args for record in caplog.records] == [("fast", "fp16"), ("max", "bytes")]
+    with pytest.raises(UnknownModeError, match="known: dense, fast, max, raw"):
+        mode_for("zip", "bf16")

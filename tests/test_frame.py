@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from vllm_splitzip.codec import reference
+from bits import assert_bits_equal
+from vllm_splitzip.codec import host, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Coded
+from vllm_splitzip.codec.formats import FORMATS
+from vllm_splitzip.codec.modes import MODES
 from vllm_splitzip.errors import (
     FrameChecksumError,
     FrameError,
@@ -17,6 +20,7 @@ from vllm_splitzip.errors import (
     FrameVersionError,
 )
 from vllm_splitzip.frame import Frame, Layer, header, pack, unpack
+from windowed import blocks_of, empty_like, flat, kv_like
 
 KEY = b"sz1-0123456789abcdef/0/0/1/" + bytes(32)
 BOOK = Codebook(bytes(range(115, 131)))
@@ -72,7 +76,8 @@ def with_metadata(change) -> bytearray:
 def assert_same(actual: Frame, expected: Frame) -> None:
     assert actual.tokens == expected.tokens
     for a, e in zip(actual.layers, expected.layers, strict=True):
-        assert (a.name, a.format, a.shape, a.codebook) == (e.name, e.format, e.shape, e.codebook)
+        assert (a.name, a.format, a.shape) == (e.name, e.format, e.shape)
+        assert (a.codebook, a.packing) == (e.codebook, e.packing)
         assert (a.coded.mode, a.coded.elements) == (e.coded.mode, e.coded.elements)
         for stream, other in zip(a.coded.dense, e.coded.dense, strict=True):
             assert stream.tobytes() == other.tobytes()
@@ -83,6 +88,25 @@ def assert_same(actual: Frame, expected: Frame) -> None:
 
 def test_what_goes_in_comes_out():
     assert_same(unpack(memoryview(as_bytes(small_frame())), KEY), small_frame())
+
+
+@pytest.mark.parametrize("mode", ["fast", "dense", "max"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_mode_and_format(mode: str, name: str) -> None:
+    """What the codec makes of a layer goes through a frame, and is decoded from its views."""
+    if name not in MODES[mode].streams:
+        pytest.skip(f"mode {mode} does not code {name}")
+    shape = (2, 32, 64)
+    blocks = blocks_of(kv_like(name, 8, shape, "cpu-vec"), name, shape, "cpu-vec")
+    book = BOOK if MODES[mode].streams[name].needs_codebook else None
+    coded = host.encode(blocks, mode, book)
+    assert coded.mode == mode
+    frame = Frame(256, (Layer("model.layers.0", name, (8, *shape), coded, book, "cpu-vec"),))
+    (layer,) = unpack(memoryview(as_bytes(frame)), KEY).layers
+    assert layer.packing == "cpu-vec"
+    back = empty_like(blocks)
+    host.decode(layer.coded, layer.codebook, back)
+    assert_bits_equal(flat(back), flat(blocks))
 
 
 def test_streams_are_aligned_views_of_the_frame():
@@ -177,6 +201,10 @@ MALFORMED = {
     "shape that overflows": _set(0, 2, [1 << 62, 1 << 62, 1, 1]),
     "a table too few": lambda content: content["layers"][0][5].pop("counts") and None,
     "a table too many": lambda content: content["layers"][0][5].update(more=b""),
+    "no packing": lambda content: content["layers"][0].pop() and None,
+    "unknown packing": _set(0, 6, "zigzag"),
+    "packing of the wrong type": _set(0, 6, []),
+    "mode whose tables are others": _set(0, 3, "dense"),
     "a table of the wrong type": lambda content: content["layers"][0][5].update(counts=5),
 }
 
