@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -24,9 +26,10 @@ def interpreted(*arguments: str) -> str:
     return done.stdout
 
 
-def test_kernels():
+@pytest.mark.parametrize("module", ["kernels", "connector"])
+def test_under_the_interpreter(module):
     options = ["-p", "no:cacheprovider", "-q", "--no-header"]
-    print(interpreted("pytest", *options, str(HERE / "interpreted/kernels.py")))
+    print(interpreted("pytest", *options, str(HERE / "interpreted" / f"{module}.py")))
 
 
 def test_gpu_check_rehearsed(tmp_path):

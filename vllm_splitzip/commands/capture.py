@@ -24,7 +24,9 @@ def load_model(name: str) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (ImportError, OSError, ValueError) as error:
         raise SplitZipError(f"cannot load the model {name!r}: {error}") from error
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    if torch.cuda.is_available():
+        model = model.cuda()  # type: ignore[call-arg]
+    return model, tokenizer
 
 
 def cached_bits(

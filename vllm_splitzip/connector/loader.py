@@ -19,7 +19,8 @@ from .counters import Counters
 from .geometry import Geometry
 from .keys import KeySpace
 from .messages import NOT_WANTED, LoadFrame, LoadJob
-from .pages import HostPages
+from .pages import Pages
+from .streams import Fence, Streams
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Finished:
 class _Running:
     job: LoadJob
     deadline: float
+    begin: Fence
     outstanding: int
     missing: set[int] = field(default_factory=set)
     has_failed: bool = False
@@ -60,9 +62,10 @@ class Loader:
     def __init__(
         self,
         geometry: Geometry,
-        pages: Mapping[str, HostPages],
+        pages: Mapping[str, Pages],
         keys: KeySpace,
         store: Store,
+        streams: Streams,
         counters: Counters,
         timeout_s: float,
     ) -> None:
@@ -70,6 +73,7 @@ class Loader:
         self._pages = pages
         self._keys = keys
         self._store = store
+        self._streams = streams
         self._counters = counters
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -84,7 +88,9 @@ class Loader:
             for part in self._geometry.parts
             if any(frame.tables[group] is not None for group in part.groups)
         ]
-        running = _Running(job, time.monotonic() + self._timeout_s, len(tasks))
+        running = _Running(
+            job, time.monotonic() + self._timeout_s, self._streams.fence(), len(tasks)
+        )
         if not tasks:
             with self._lock:
                 self._finished.requests.add(job.request_id)
@@ -123,7 +129,9 @@ class Loader:
         with fetched:
             fetched_at = time.perf_counter()
             try:
-                self._decode(unpack(fetched.data, self._keys.key_bytes(key)), frame, part)
+                stored = unpack(fetched.data, self._keys.key_bytes(key))
+                with self._streams.loading(after=running.begin):
+                    self._decode(stored, frame, part)
             except FrameError as error:
                 logger.warning(
                     "a stored frame is damaged and is removed (%s: %s); its blocks are computed "

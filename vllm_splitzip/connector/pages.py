@@ -1,8 +1,8 @@
 """A layer's KV cache as the codec sees it: numbered rows of bit patterns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +51,10 @@ class HostPages:
         """Bytes of one block of the block table."""
         return int(self.pages.shape[1]) * self.pages.itemsize * self.split
 
-    def encode(self, table: Sequence[int], mode: str, book: Codebook | None) -> Coded:
-        """Code the blocks that a block table names."""
-        return host.encode(self.blocks(table), mode, book)
+    def encode(self, table: Sequence[int], mode: str, book: Codebook | None) -> Callable[[], Coded]:
+        """Code the blocks that a block table names. They have been read when it returns."""
+        coded = host.encode(self.blocks(table), mode, book)
+        return lambda: coded
 
     def decode(self, coded: Coded, book: Codebook | None, table: Sequence[int]) -> None:
         """Write coded blocks to where a block table says. Raises FrameLayoutError."""
@@ -69,19 +70,47 @@ class HostPages:
 
     def blocks(self, table: Sequence[int]) -> Blocks:
         """The blocks that a block table names; negative ids stay negative."""
-        ids = np.asarray(table, np.int64)
-        if self.split > 1:
-            kernel_ids = ids[:, None] * self.split + np.arange(self.split)
-            ids = np.where(ids[:, None] < 0, -1, kernel_ids).reshape(-1)
         known = None if self.format == "bytes" else channels(self.packing, self.shape)
-        return Blocks(self.pages, ids, self.format, known)
+        return Blocks(self.pages, block_ids(table, self.split), self.format, known)
 
     def frame_shape(self, table_length: int) -> tuple[int, int, int, int]:
         """Shape of a frame's layer that covers `table_length` blocks of the block table."""
         return (table_length * self.split, *self.shape)
 
 
-def layer_pages(
+class Pages(Protocol):
+    """One layer's paged cache, wherever it is. See `HostPages` for what each member means."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+    @property
+    def packing(self) -> str: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def encode(
+        self, table: Sequence[int], mode: str, book: Codebook | None
+    ) -> Callable[[], Coded]: ...
+    def decode(self, coded: Coded, book: Codebook | None, table: Sequence[int]) -> None: ...
+    def holds(self, coded: Coded, book: Codebook | None, table: Sequence[int]) -> bool: ...
+    def frame_shape(self, table_length: int) -> tuple[int, int, int, int]: ...
+
+
+def block_ids(table: Sequence[int], split: int) -> npt.NDArray[np.int64]:
+    """Kernel blocks of the blocks that a block table names; negative ids stay negative."""
+    ids = np.asarray(table, np.int64)
+    if split > 1:
+        kernel_ids = ids[:, None] * split + np.arange(split)
+        ids = np.where(ids[:, None] < 0, -1, kernel_ids).reshape(-1)
+    return ids
+
+
+def host_pages(
     name: str,
     group: int,
     cache: torch.Tensor,
@@ -89,7 +118,7 @@ def layer_pages(
     cache_dtype: str = "auto",
     isa: str | None = None,
 ) -> HostPages:
-    """View a layer's cache as vLLM registers it.
+    """View a layer's cache in host memory, as vLLM registers it.
 
     Parameters
     ----------
@@ -105,28 +134,37 @@ def layer_pages(
     UnsupportedModelError
         When the tensor is not laid out like that, or a block's bytes are not in one piece.
     """
-    if cache.dim() != 4 or cache.shape[0] % num_blocks:
-        raise UnsupportedModelError(
-            f"layer {name} has a KV cache of shape {tuple(cache.shape)}, expected 4 dimensions "
-            f"of which the first is a multiple of {num_blocks} blocks"
-        )
-    kernel_blocks, heads, states, content = cache.shape
-    if not cache[0].is_contiguous():
+    view, kind, split = block_view(name, cache, num_blocks, cache_dtype)
+    if not view[0].is_contiguous():
         raise UnsupportedModelError(
             f"layer {name} has a KV cache of strides {cache.stride()}, in which a block's bytes "
             "are not in one piece"
         )
-    kind = number_format(cache.dtype, cache_dtype)
-    if kind == "bytes":
-        content *= cache.element_size()
+    kernel_blocks, heads, states, content = view.shape
     words = {1: torch.uint8, 2: torch.int16}[ITEM_BYTES[kind]]
-    rows = cache.view(words).as_strided(
-        (kernel_blocks, heads * states * content),
-        (cache.stride(0) * cache.element_size() // ITEM_BYTES[kind], 1),
+    rows = view.view(words).as_strided(
+        (kernel_blocks, heads * states * content), (view.stride(0), 1)
     )
     pages = rows.numpy()
     if ITEM_BYTES[kind] == 2:
         pages = pages.view(np.uint16)
     shape = (heads, states, content)
-    packing = packing_of(isa, shape)
-    return HostPages(name, group, kind, shape, pages, packing, kernel_blocks // num_blocks)
+    return HostPages(name, group, kind, shape, pages, packing_of(isa, shape), split)
+
+
+def block_view(
+    name: str, cache: torch.Tensor, num_blocks: int, cache_dtype: str
+) -> tuple[torch.Tensor, str, int]:
+    """(view of a layer's cache, its number format, kernel blocks per block).
+
+    The view's elements are those of the number format. Raises UnsupportedModelError.
+    """
+    if cache.dim() != 4 or cache.shape[0] % num_blocks or cache.stride(3) != 1:
+        raise UnsupportedModelError(
+            f"layer {name} has a KV cache of shape {tuple(cache.shape)} and strides "
+            f"{cache.stride()}, expected 4 dimensions, of which the first is a multiple of "
+            f"{num_blocks} blocks and the last is contiguous"
+        )
+    kind = number_format(cache.dtype, cache_dtype)
+    view = cache.view(torch.uint8) if kind == "bytes" else cache
+    return view, kind, cache.shape[0] // num_blocks

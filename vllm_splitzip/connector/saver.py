@@ -6,7 +6,8 @@ nothing is pinned, and a preempted request leaves nothing behind.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ..codec.codebook import Codebook
 from ..codec.coded import Coded
@@ -16,7 +17,8 @@ from .counters import Counters
 from .geometry import Geometry
 from .keys import KeySpace
 from .messages import SaveFrame
-from .pages import HostPages
+from .pages import Pages
+from .streams import Streams
 from .writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -38,9 +40,10 @@ class Saver:
     def __init__(
         self,
         geometry: Geometry,
-        pages: Mapping[str, HostPages],
+        pages: Mapping[str, Pages],
         keys: KeySpace,
         writer: Writer,
+        streams: Streams,
         counters: Counters,
         *,
         mode: str,
@@ -51,6 +54,7 @@ class Saver:
         self._pages = pages
         self._keys = keys
         self._writer = writer
+        self._streams = streams
         self._counters = counters
         self._mode = mode
         self._book = book
@@ -60,7 +64,7 @@ class Saver:
             [name for name, layer in pages.items() if layer.group in part.groups]
             for part in geometry.parts
         ]
-        self._coded: dict[tuple[int, str], Coded] = {}
+        self._coded: dict[tuple[int, str], Callable[[], Coded]] = {}
 
     def save_layer(self, name: str, saves: Sequence[SaveFrame]) -> None:
         """Code one layer's blocks of all frames of this step, unless that has been done."""
@@ -68,17 +72,19 @@ class Saver:
         if layer is None:
             return  # Shares another layer's KV cache, which is saved under that one's name.
         start = time.perf_counter()
-        for index, save in enumerate(saves):
-            table = save.tables[layer.group]
-            if table is not None and (index, name) not in self._coded:
-                mode, book = self._mode_for(layer)
-                self._coded[index, name] = layer.encode(table, mode, book)
+        mode, book = self._mode_for(layer)
+        with self._streams.saving():
+            for index, save in enumerate(saves):
+                table = save.tables[layer.group]
+                if table is not None and (index, name) not in self._coded:
+                    self._coded[index, name] = layer.encode(table, mode, book)
         self._counters.add(encode_seconds=time.perf_counter() - start)
 
     def finish(self, saves: Sequence[SaveFrame]) -> None:
         """Code what no hook announced, and hand on every frame of this step."""
         for name in self._pages:
             self.save_layer(name, saves)
+        self._streams.end_of_step()
         for index, save in enumerate(saves):
             for part in self._geometry.parts:
                 if all(save.tables[group] is not None for group in part.groups):
@@ -86,20 +92,29 @@ class Saver:
         self._coded.clear()
 
     def _hand_on(self, index: int, save: SaveFrame, part: int) -> None:
-        layers = [self._frame_layer(index, save, name) for name in self._layers_by_part[part]]
-        if self._is_due_for_verification() and not self._verified(layers, save):
+        names = self._layers_by_part[part]
+        coded = [self._coded[index, name] for name in names]
+        build = partial(self._frame, save, names, coded)
+        if self._is_due_for_verification() and not self._verified(build(), save):
             return
-        frame = Frame(save.units * self._geometry.unit_tokens, tuple(layers))
         raw_bytes = sum(
-            self._pages[layer.name].block_bytes * len(self._table(save, layer.name))
-            for layer in layers
+            self._pages[name].block_bytes * len(self._table(save, name)) for name in names
         )
         key = self._keys.object_key(save.key, part)
-        self._writer.put(key, self._keys.key_bytes(key), lambda: frame, raw_bytes)
+        self._writer.put(key, self._keys.key_bytes(key), build, raw_bytes)
 
-    def _frame_layer(self, index: int, save: SaveFrame, name: str) -> Layer:
+    def _frame(
+        self, save: SaveFrame, names: Sequence[str], coded: Sequence[Callable[[], Coded]]
+    ) -> Frame:
+        """The frame of some layers, once they are coded. Called by the writer's thread."""
+        layers = [
+            self._frame_layer(save, name, result())
+            for name, result in zip(names, coded, strict=True)
+        ]
+        return Frame(save.units * self._geometry.unit_tokens, tuple(layers))
+
+    def _frame_layer(self, save: SaveFrame, name: str, coded: Coded) -> Layer:
         pages = self._pages[name]
-        coded = self._coded[index, name]
         return Layer(
             name=name,
             format=pages.format,
@@ -114,7 +129,7 @@ class Saver:
         assert table is not None
         return table
 
-    def _mode_for(self, layer: HostPages) -> tuple[str, Codebook | None]:
+    def _mode_for(self, layer: Pages) -> tuple[str, Codebook | None]:
         mode = mode_for(self._mode, layer.format)
         return mode, self._book if self._needs_codebook(mode, layer.format) else None
 
@@ -129,8 +144,8 @@ class Saver:
         self._verify_due -= 1
         return True
 
-    def _verified(self, layers: Sequence[Layer], save: SaveFrame) -> bool:
-        for layer in layers:
+    def _verified(self, frame: Frame, save: SaveFrame) -> bool:
+        for layer in frame.layers:
             table = self._table(save, layer.name)
             if not self._pages[layer.name].holds(layer.coded, layer.codebook, table):
                 logger.error(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..codec import cpu
+from ..codec import host
 from ..codec.codebook import Codebook
 from ..codec.shipped import codebook_for, load_codebook
 from ..errors import UnsupportedModelError
@@ -20,8 +20,9 @@ from .loader import Finished, Loader
 from .lookup import LookupServer
 from .messages import Step
 from .namespace import namespace_of
-from .pages import HostPages, layer_pages
+from .pages import Pages, host_pages
 from .saver import Saver
+from .streams import Backlog, DeviceStreams, HostStreams, Streams
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAITING_FRAMES = 8
-"""Frames that may wait to be stored, in units of the largest one."""
+"""Frames that may wait to be stored, beside those of one step; in units of the largest one."""
 
 FRAME_OVERHEAD = 1 << 16
+
+DEVICE_BACKLOG_BYTES = 256 << 20
+"""KV cache whose coded streams may be in a GPU's memory at once, beside vLLM's own."""
+
 LOOKUP_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 60.0
 
@@ -85,13 +90,19 @@ class WorkerHalf:
             max_object_bytes=frame_bytes + FRAME_OVERHEAD,
             max_store_gib=self._settings.max_store_gib,
         )
-        cpu.warm_up()
-        self._writer = Writer(self._store, self._counters, WAITING_FRAMES * frame_bytes)
+        device = next(iter(kv_caches.values())).device
+        streams: Streams = HostStreams() if device.type == "cpu" else DeviceStreams(device)
+        host.warm_up()
+        chunk_tokens = self._geometry.chunk_units * self._geometry.unit_tokens
+        step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
+        waiting_frames = WAITING_FRAMES + step_tokens // chunk_tokens
+        self._writer = Writer(self._store, self._counters, waiting_frames * frame_bytes)
         self._saver = Saver(
             self._geometry,
             pages,
             self._keys,
             self._writer,
+            streams,
             self._counters,
             mode=self._settings.codec,
             book=self._codebook(),
@@ -102,6 +113,7 @@ class WorkerHalf:
             pages,
             self._keys,
             self._store,
+            streams,
             self._counters,
             self._settings.load_timeout_s,
         )
@@ -111,7 +123,7 @@ class WorkerHalf:
             "namespace %s",
             self._settings.codec,
             self._store.describe(),
-            self._geometry.chunk_units * self._geometry.unit_tokens,
+            chunk_tokens,
             frame_bytes / 1e6,
             self._keys.namespace,
         )
@@ -177,37 +189,40 @@ class WorkerHalf:
         layers: Mapping[str, Any] = self._vllm_config.compilation_config.static_forward_context
         return layers
 
-    def _layer_pages(self, kv_caches: Mapping[str, torch.Tensor]) -> dict[str, HostPages]:
-        pages: dict[str, HostPages] = {}
+    def _layer_pages(self, kv_caches: Mapping[str, torch.Tensor]) -> dict[str, Pages]:
+        num_blocks = self._kv_cache_config.num_blocks
+        backlog = Backlog(DEVICE_BACKLOG_BYTES)
+        pages: dict[str, Pages] = {}
         for index, group in enumerate(self._kv_cache_config.kv_cache_groups):
             for name in group.layer_names:
                 if name not in kv_caches:
                     raise UnsupportedModelError(f"vLLM registered no KV cache for layer {name}")
-                layer = self._attention.get(name)
-                pages[name] = layer_pages(
-                    name,
-                    index,
-                    kv_caches[name],
-                    self._kv_cache_config.num_blocks,
-                    cache_dtype=getattr(layer, "kv_cache_dtype", "auto"),
-                    isa=getattr(layer, "isa", None),
-                )
+                cache, layer = kv_caches[name], self._attention.get(name)
+                dtype = getattr(layer, "kv_cache_dtype", "auto")
+                if cache.device.type == "cpu":
+                    isa = getattr(layer, "isa", None)
+                    pages[name] = host_pages(name, index, cache, num_blocks, dtype, isa)
+                else:
+                    # Not at the top: it needs Triton, which a CPU build of vLLM does not.
+                    from .device_pages import device_pages
+
+                    pages[name] = device_pages(name, index, cache, num_blocks, dtype, backlog)
         return pages
 
-    def _key_space(self, pages: Mapping[str, HostPages]) -> KeySpace:
+    def _key_space(self, pages: Mapping[str, Pages]) -> KeySpace:
         parallel = self._vllm_config.parallel_config
         layers = [(layer.name, layer.format, layer.shape, layer.group) for layer in pages.values()]
         return KeySpace(
-            namespace_of(self._vllm_config, self._geometry, layers, self._packing()),
+            namespace_of(self._vllm_config, self._geometry, layers, self._packing(pages)),
             rank=parallel.rank,
             world_size=parallel.world_size,
         )
 
-    def _packing(self) -> str:
+    def _packing(self, pages: Mapping[str, Pages]) -> str:
         """How attention lays elements out in a block: vLLM's CPU kernels differ by processor."""
         layers = self._attention.values()
         isas = {str(isa) for layer in layers if (isa := getattr(layer, "isa", None))}
-        return "cpu " + " ".join(sorted(isas))
+        return " ".join(sorted({layer.packing for layer in pages.values()} | isas))
 
     def _codebook(self) -> Codebook:
         if self._settings.codebook != "auto":
