@@ -199,13 +199,16 @@ MALFORMED = {
     "shape too small for the frame": _set(1, 2, [2, 3, 5, 1]),
     "shape of an exabyte": _set(0, 2, [1 << 30, 1 << 15, 1 << 15, 1 << 30]),
     "shape that overflows": _set(0, 2, [1 << 62, 1 << 62, 1, 1]),
-    "a table too few": lambda content: content["layers"][0][5].pop("counts") and None,
-    "a table too many": lambda content: content["layers"][0][5].update(more=b""),
+    "a table too few": lambda content: content["layers"][0][5].pop() and None,
+    "a table too many": lambda content: content["layers"][0][5].append(b""),
     "no packing": lambda content: content["layers"][0].pop() and None,
     "unknown packing": _set(0, 6, "zigzag"),
     "packing of the wrong type": _set(0, 6, []),
     "mode whose tables are others": _set(0, 3, "dense"),
-    "a table of the wrong type": lambda content: content["layers"][0][5].update(counts=5),
+    "a table of the wrong type": lambda content: content["layers"][0][5].insert(
+        0, content["layers"][0][5].pop() and 5
+    ),
+    "tables by name": _set(0, 5, {"counts": b"", "positions": b"", "exponents": b""}),
 }
 
 

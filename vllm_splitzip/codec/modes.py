@@ -29,13 +29,13 @@ class Streams:
     dense_bytes
         Number of elements -> length in bytes of each dense stream.
     tables
-        Names of its sparse streams and tables.
+        Names of its sparse streams and tables, in the order in which a frame holds them.
     needs_codebook
         Whether its streams are read with a codebook.
     """
 
     dense_bytes: Callable[[int], tuple[int, ...]]
-    tables: frozenset[str] = frozenset()
+    tables: tuple[str, ...] = ()
     needs_codebook: bool = False
 
 
@@ -64,11 +64,11 @@ def _top16(elements: int) -> tuple[int, ...]:
 
 
 def _windowed(schemes: Mapping[str, scheme.Scheme], *tables: str) -> dict[str, Streams]:
-    names = frozenset(("windows", *tables))
+    names = ("windows", *tables)
     return {name: Streams(each.dense_bytes, names) for name, each in schemes.items()}
 
 
-_ESCAPES = frozenset(("counts", "positions", "exponents"))
+_ESCAPES = ("counts", "positions", "exponents")
 _ENTRIES = ("counts", "positions", "kinds", "others")
 
 MODES = {

@@ -49,9 +49,19 @@ from .scheme import Scheme
 ESCAPE_CHUNK = 256
 
 
-def encode(elements: Elements, scheme: Scheme, channels: Channels, mode: str = "dense") -> Coded:
-    """Code bit patterns of whole rows. Shape: (elements,), uint16 or uint8."""
-    windows = choose_windows(elements, scheme.number_format, channels, scheme.placement)
+def encode(
+    elements: Elements,
+    scheme: Scheme,
+    channels: Channels,
+    mode: str = "dense",
+    windows: Bytes | None = None,
+) -> Coded:
+    """Code bit patterns of whole rows. Shape: (elements,), uint16 or uint8.
+
+    `windows` are chosen from the elements unless they are given; any will do.
+    """
+    if windows is None:
+        windows = choose_windows(elements, scheme.number_format, channels, scheme.placement)
     top, low = rotate(elements, scheme.number_format, channels, windows)
     chunks = -(-top.size // ESCAPE_CHUNK)
     excess = np.zeros((chunks, ESCAPE_CHUNK), np.uint8)

@@ -52,9 +52,15 @@ LEVELS = ((-1, 3, -2), (-3, 4, -4), (-5, -6, -7))
 NEXT = 3
 
 
-def encode(elements: Elements, scheme: Scheme, channels: Channels) -> Coded:
-    """Code bit patterns of whole rows. Shape: (elements,), uint16 or uint8."""
-    windows = choose_windows(elements, scheme.number_format, channels, scheme.placement)
+def encode(
+    elements: Elements, scheme: Scheme, channels: Channels, windows: Bytes | None = None
+) -> Coded:
+    """Code bit patterns of whole rows. Shape: (elements,), uint16 or uint8.
+
+    `windows` are chosen from the elements unless they are given; any will do.
+    """
+    if windows is None:
+        windows = choose_windows(elements, scheme.number_format, channels, scheme.placement)
     top, low = rotate(elements, scheme.number_format, channels, windows)
     binade, rest = _divide(top, scheme)
     plain = (np.minimum(binade, np.uint8(NEXT)) << np.uint8(scheme.below)) | rest

@@ -7,7 +7,7 @@ tokens      tokens that the frame's blocks span
 codebooks   list of 16-byte codebooks
 layers      list of layers, each the list
             [name, format, [blocks, heads, states, content], mode, codebook index or nil,
-            {table name: bytes}, packing]
+            [each of the mode's tables], packing]
 ==========  =================================================================================
 
 `content` counts elements of the number format. Nothing read here is trusted: every size is
@@ -37,7 +37,8 @@ def pack_metadata(frame: Frame) -> bytes:
     layers = []
     for layer in frame.layers:
         book = None if layer.codebook is None else books.setdefault(layer.codebook, len(books))
-        tables = {name: table.tobytes() for name, table in layer.coded.tables.items()}
+        order = mode_named(layer.coded.mode).streams[layer.format].tables
+        tables = [layer.coded.tables[name].tobytes() for name in order]
         layers.append(
             [layer.name, layer.format, layer.shape, layer.coded.mode, book, tables, layer.packing]
         )
@@ -98,11 +99,8 @@ def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> 
     elements = math.prod(dims)
     if elements > MAX_ELEMENTS:
         raise FrameLayoutError(f"layer {name}: {elements} elements, at most {MAX_ELEMENTS}")
-    if set(tables) != streams.tables:
-        raise FrameLayoutError(
-            f"layer {name}: tables {sorted(map(str, tables))}, mode {mode_name} has "
-            f"{sorted(streams.tables)}"
-        )
+    if type(tables) is not list or len(tables) != len(streams.tables):
+        raise FrameLayoutError(f"layer {name}: mode {mode_name} has tables {streams.tables}")
     if (book is None) == streams.needs_codebook:
         raise FrameLayoutError(f"layer {name}: codebook {book!r} in mode {mode_name}")
 
@@ -121,7 +119,10 @@ def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> 
         mode=mode_name,
         elements=elements,
         dense=tuple(dense),
-        tables={key: np.frombuffer(value, np.uint8) for key, value in tables.items()},
+        tables={
+            key: np.frombuffer(value, np.uint8)
+            for key, value in zip(streams.tables, tables, strict=True)
+        },
     )
     codebook = None if book is None else books[_count(book)]
     return Layer(name, format_name, dims, coded, codebook, packing), offset
