@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import cpu_dense, cpu_tiles, host, reference_dense
+from vllm_splitzip.codec import cpu_dense, cpu_work, host, reference_dense
 from vllm_splitzip.codec.coded import Blocks, Coded
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.packing import PACKINGS, channels
@@ -359,7 +359,7 @@ def test_by_name(mode_scheme: Names) -> None:
 
 
 def test_carved_memory_is_aligned() -> None:
-    arrays, addresses = cpu_tiles.carve(1, 100, 0, 64)
+    arrays, addresses = cpu_work.carve(1, 100, 0, 64)
     assert [array.size for array in arrays] == [1, 100, 0, 64]
     assert all(address % 64 == 0 for address in addresses)
     assert [a.ctypes.data for a in arrays if a.size] == [addresses[0], addresses[1], addresses[3]]

@@ -17,12 +17,10 @@ from .cpu_lanes import (
     counting,
     equal_to,
     field,
-    load_pairs,
     replaced,
-    store_chosen,
-    store_pairs,
 )
-from .cpu_planes import pack_planes, unpack_planes
+from .cpu_pick import load_pairs, store_chosen, store_pairs
+from .cpu_planes import APART, unpack_planes
 from .cpu_tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
 from .cpu_vector import LANES, fence, load, pointer8, pointer64, scratch, store, trailing_zeros
 from .planes import TILE
@@ -72,24 +70,20 @@ def encode_tiles(
     room for `limit` + TILE.
     """
     number = pointer8(counts)
-    near, near_bases = scratch(ROOM), scratch(ROOM)
+    near, near_bases = scratch(ROOM_AND_LOW), scratch(ROOM)
     top, masks = scratch(TILE), scratch(MASK_BYTES)
     total = 0
     for tile in range(begin, end):
-        found = read_tile(
+        read_tile(
             pages, stride, table, row, elements, tile, end - 1, bases, item, near, near_bases,
-            low, top, masks, 1 << packed, streaming,
+            low, top, masks, 1 << packed, -1, packed, fours, twos, ones, streaming,
         )  # fmt: skip
-        plane = tile * (TILE // 8)
-        pack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, streaming)
         chunks = min(CHUNKS, -(-(elements - tile * TILE) // ESCAPE_CHUNK))
         for chunk in range(chunks):
-            count = 0
-            if found:
-                count = list_chunk(
-                    top + chunk * ESCAPE_CHUNK, masks + 8 * MASKS * chunk, packed,
-                    positions, excess, total, compresses,
-                )  # fmt: skip
+            count = list_chunk(
+                top + chunk * ESCAPE_CHUNK, masks + 8 * MASKS * chunk, packed,
+                positions, excess, total, compresses,
+            )  # fmt: skip
             number[tile * CHUNKS + chunk] = count
             total += count + (count == 255)
         if total > limit:
@@ -116,7 +110,7 @@ def decode_tiles(
         if row % TILE == 0 and ids[tile * TILE // row] < 0:
             entry += total(counts, tile * CHUNKS, tile * CHUNKS + chunks)
             continue
-        plane = tile * (TILE // 8)
+        plane = tile * APART
         unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
         for chunk in range(chunks):
             count = number[tile * CHUNKS + chunk]

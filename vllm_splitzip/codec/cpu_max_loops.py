@@ -13,19 +13,15 @@ from .cpu_fast import copy_bytes
 from .cpu_lanes import (
     at_least,
     bit_count,
-    chosen,
     constant,
     either,
     equal_to,
     field,
-    load_chosen,
-    load_pairs,
     raised,
     replaced,
-    store_chosen,
-    store_pairs,
 )
-from .cpu_planes import pack_planes, unpack_planes
+from .cpu_pick import load_chosen, load_pairs, store_chosen, store_pairs
+from .cpu_planes import APART, unpack_planes
 from .cpu_tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
 from .cpu_vector import (
     LANES,
@@ -136,7 +132,7 @@ def encode_tiles(
     room for `limit` + PART.
     """
     size = pointer16(sizes)
-    near, near_bases = scratch(ROOM), scratch(ROOM)
+    near, near_bases = scratch(ROOM_AND_LOW), scratch(ROOM)
     top, masks, left = scratch(TILE), scratch(MASK_BYTES), scratch(LIST)
     found = pointer64(masks)
     least, rest, ring = NEXT << below, (1 << below) - 1, 0xFF >> below
@@ -144,16 +140,12 @@ def encode_tiles(
     for tile in range(begin, end):
         read_tile(
             pages, stride, table, row, elements, tile, end - 1, bases, item, near, near_bases,
-            low, top, masks, least, streaming,
+            low, top, masks, least, rest, packed, fours, twos, ones, streaming,
         )  # fmt: skip
         number = 0
         for j in range(TILE // LANES):
-            bytes_, bits = load(top + LANES * j), found[j]
-            number = take(field(bytes_, below, ring), bits, left, number, compresses)
-            handed_on = either(field(bytes_, 0, rest), constant(least))
-            store(top + LANES * j, chosen(bits, handed_on, bytes_))
-        plane = tile * (TILE // 8)
-        pack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, streaming)
+            binades = field(load(top + LANES * j), below, ring)
+            number = take(binades, found[j], left, number, compresses)
         part = code_escapes(left, number, escapes + total, ring, compresses)
         size[tile] = part
         total += part
@@ -199,7 +191,7 @@ def fits(begin, end, packed, below, fours, twos, ones, sizes, escapes):
     top, digits, part = scratch(TILE), scratch(DIGITS), scratch(PART)
     at = offset(sizes, begin)
     for tile in range(begin, end):
-        plane = tile * (TILE // 8)
+        plane = tile * APART
         unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
         second = 0
         for i in range(0, TILE, LANES):
@@ -267,7 +259,7 @@ def decode_tiles(
         next_part += size[tile]
         if row % TILE == 0 and ids[tile * TILE // row] < 0:
             continue
-        plane = tile * (TILE // 8)
+        plane = tile * APART
         unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
         second = 0
         for j in range(TILE // LANES):
