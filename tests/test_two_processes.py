@@ -19,11 +19,15 @@ def retrievable(tokens: int) -> int:
     return (tokens - 1) // BLOCK * BLOCK
 
 
-FEW_BLOCKS = {"smollm2-135m": 90, "gemma3-270m": 220}
-"""Enough for one request of the greatest length, and too few for the crowd."""
+ANSWER = 220
+"""Tokens that each of a crowd generates, so that their blocks do not suffice in the end."""
+
+CROWDS = {"smollm2-135m": (90, 650), "gemma3-270m": (230, 300)}
+"""(blocks of the cache, tokens of each prompt of a crowd). The blocks are enough for any one
+request and for the crowd's prompts, but not for what it generates: some have to be preempted."""
 
 
-@pytest.fixture(scope="module", params=FEW_BLOCKS)
+@pytest.fixture(scope="module", params=CROWDS)
 def runs(request, tmp_path_factory):
     """(prompts, engine that computes and stores, fresh one that retrieves, damaged frames)."""
     directory = tmp_path_factory.mktemp(request.param)
@@ -31,13 +35,14 @@ def runs(request, tmp_path_factory):
     store.mkdir()
     model = models.ensure(request.param)
     prompts = texts.prompts(AutoTokenizer.from_pretrained(model), LENGTHS)
-    crowd = texts.prompts(AutoTokenizer.from_pretrained(model), (*LENGTHS, 650, 651, 652, 653))[-4:]
+    blocks, tokens = CROWDS[request.param]
+    crowd = texts.prompts(AutoTokenizer.from_pretrained(model), (*LENGTHS, *[tokens] * 4))[-4:]
     extra = {"lmcache.remote_url": f"fs://localhost:0{store}", "verify": 1.0}
     # Few blocks and small steps, so that prompts are prefilled in pieces and requests preempted.
     arguments = engine_arguments(
-        model, extra, max_num_batched_tokens=400, num_gpu_blocks_override=FEW_BLOCKS[request.param]
+        model, extra, max_num_batched_tokens=400, num_gpu_blocks_override=blocks
     )
-    steps = [{"prompts": prompts}, {"prompts": crowd, "together": True, "max_tokens": 120}]
+    steps = [{"prompts": prompts}, {"prompts": crowd, "together": True, "max_tokens": ANSWER}]
     first = run_engine(directory, "first", arguments, steps)
     damaged = damage_some(store)
     second = run_engine(directory, "second", arguments, [steps[0], steps[0], steps[1]])
@@ -79,4 +84,4 @@ def test_preempted_requests_are_served(runs):
     _, first, second, _ = runs
     for run in (first, second):
         assert run.preemptions > 0
-        assert [len(result["tokens"]) for result in run.results[-1]] == [120] * 4
+        assert [len(result["tokens"]) for result in run.results[-1]] == [ANSWER] * 4
