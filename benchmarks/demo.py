@@ -5,6 +5,7 @@ everything that was stored was retrieved and every output is the same.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -212,6 +213,12 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 120
+    BUILD.mkdir(exist_ok=True)
+    lock = (BUILD / "demo.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("Another demo is running in this checkout, and would share its store.")
     REPORT.unlink(missing_ok=True)
     try:
         model = models.ensure(options.model)
