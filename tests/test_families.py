@@ -29,14 +29,35 @@ FAMILIES = {
 }
 
 
-def run_family(directory, config, arguments, steps=None):
+TIERS = {
+    "local disk": {"lmcache.local_disk": "STORE", "lmcache.max_local_disk_size": 1},
+    "local cpu": {"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": 0.5},
+    "local cpu and disk before fs": {
+        "lmcache.local_cpu": True,
+        "lmcache.max_local_cpu_size": 0.5,
+        "lmcache.local_disk": "STORE/disk",
+        "lmcache.max_local_disk_size": 1,
+        "lmcache.remote_url": "fs://localhost:0STORE/fs",
+    },
+    "dense": {"codec": "dense", "lmcache.remote_url": "fs://localhost:0STORE"},
+    "max": {"codec": "max", "lmcache.remote_url": "fs://localhost:0STORE"},
+}
+"""Configurations; STORE stands for a directory."""
+
+
+def run_family(directory, config, arguments, steps, extra=None):
     model, store = directory / "model", directory / "store"
     model.mkdir()
     store.mkdir()
+    extra = extra or {"lmcache.remote_url": "fs://localhost:0STORE"}
+    extra = {
+        key: value.replace("STORE", str(store)) if isinstance(value, str) else value
+        for key, value in extra.items()
+    }
     (model / "config.json").write_text(json.dumps(CONFIGS[config]))
     engine = engine_arguments(
         model,
-        {"lmcache.remote_url": f"fs://localhost:0{store}", "verify": 1.0},
+        {"verify": 1.0, **extra},
         **{
             "load_format": "dummy",
             "skip_tokenizer_init": True,
@@ -64,6 +85,14 @@ def test_a_family_retrieves_the_bits_it_stored(tmp_path, monkeypatch, config, ar
     assert retrieved == [(length - 1) // block * block for length in LENGTHS]
     assert compared_blocks(run, run) >= sum(retrieved) // block
     assert [r["tokens"] for r in run.results[1]] == [r["tokens"] for r in run.results[0]]
+
+
+@pytest.mark.parametrize("extra", TIERS.values(), ids=TIERS)
+def test_a_configuration_retrieves_the_bits_it_stored(tmp_path, extra):
+    step = {"prompts": prompts(), "max_tokens": 4}
+    run = run_family(tmp_path, "qwen3", {}, [step, {**step, "forget": True}], extra)
+    assert [result["cached"] for result in run.results[1]] == RETRIEVED
+    assert compared_blocks(run, run) >= sum(RETRIEVED) // 32
 
 
 def test_a_model_with_state_that_is_no_kv_cache_is_refused_with_the_reason(tmp_path):

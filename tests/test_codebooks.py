@@ -1,0 +1,95 @@
+"""Shipped codebooks, the files that a user may name, and the command that makes them."""
+
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import numpy as np
+import pytest
+import xxhash
+
+from benchmarks import models, texts
+from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.shipped import codebook_for, load_codebook, shipped_names
+from vllm_splitzip.errors import CodebookError
+
+SMOLLM2 = {
+    "model_type": "llama",
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+}
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_codebook_has_a_card_that_is_about_it(name):
+    book = load_codebook(name)
+    file = resources.files("vllm_splitzip.codebooks") / f"{name}.json"
+    card = json.loads(file.read_text())["card"]
+    assert card["digest"] == xxhash.xxh3_64_hexdigest(book.exponents)
+    assert card["tokens"] > 10_000
+    assert card["coverage"] > 0.99
+    assert card["coverage"] + card["escape_rate"] == pytest.approx(1, abs=1e-6)
+    assert {"model", "text", "held_out", "command"} <= card.keys()
+    assert book.window is not None, "real codebooks are runs, which are coded by arithmetic"
+
+
+def test_a_model_gets_its_own_codebook_and_others_the_one_for_any():
+    assert codebook_for(SMOLLM2) == load_codebook("smollm2-135m")
+    assert codebook_for({**SMOLLM2, "num_hidden_layers": 31}) == load_codebook("bf16-any")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"format": "bf16"}', '{"format": "fp8", "exponents": []}']
+    + [json.dumps({"format": "bf16", "exponents": e}) for e in ([1] * 16, [1, 2], [300] * 16, "x")],
+)
+def test_a_malformed_file_is_refused(tmp_path, content):
+    path = tmp_path / "book.json"
+    path.write_text(content)
+    with pytest.raises(CodebookError, match=r"book\.json"):
+        load_codebook(str(path))
+
+
+def test_a_missing_file_is_refused_with_what_there_is():
+    with pytest.raises(CodebookError, match="shipped: bf16-any"):
+        load_codebook("no-such-book")
+
+
+@pytest.mark.parametrize("exponents", [b"", bytes(15), bytes(range(17)), bytes(16)])
+def test_16_distinct_exponents_are_a_codebook(exponents):
+    with pytest.raises(CodebookError):
+        Codebook(exponents)
+
+
+def test_the_16_most_frequent_exponents_are_taken():
+    counts = np.zeros(256, np.int64)
+    counts[100:130] = np.arange(30)
+    assert Codebook.from_histogram(counts).exponents == bytes(range(114, 130))
+
+
+def test_calibrate_writes_a_codebook_that_can_be_used(tmp_path):
+    text, output = tmp_path / "text.txt", tmp_path / "book.json"
+    text.write_text(next(iter(texts.held_out().values()))[:3000])
+    model = models.ensure("smollm2-135m")
+    command = [sys.executable, "-m", "vllm_splitzip.commands", "calibrate"]
+    command += ["--model", str(model), "--text", str(text), "--output", str(output)]
+    command += ["--held-out", str(text), "--tokens", "256", "--max-prompts", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    book = load_codebook(str(output))
+    assert book.window is not None
+    content = json.loads(output.read_text())
+    assert content["model"] == SMOLLM2
+    assert content["card"]["tokens"] == 256
+    assert 0 < content["card"]["escape_rate"] < 0.01
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "vllm_splitzip.commands", "calibrate"]
+    command += ["--model", str(tmp_path), "--text", "x", "--output", "y"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot load the model" in done.stderr
+    assert "Traceback" not in done.stderr
