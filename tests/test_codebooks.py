@@ -93,3 +93,21 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
     assert done.returncode == 1
     assert "cannot load the model" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_analyze_measures_every_mode_and_draws(tmp_path):
+    sources = list(texts.held_out().values())[:2]
+    files = [tmp_path / f"text{i}.txt" for i in range(2)]
+    for file, text in zip(files, sources, strict=True):
+        file.write_text(text[:3000])
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
+    command = [sys.executable, "-m", "vllm_splitzip.commands", "analyze", "--tokens", "256"]
+    command += ["--model", str(models.ensure("smollm2-135m")), "--text", *map(str, files)]
+    command += ["--json", str(figures), "--picture", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(figures.read_text())
+    assert len(content["layers"]) == 2 * SMOLLM2["num_hidden_layers"]
+    assert all(2 < row["entropy"] < 4 for row in content["layers"])
+    assert content["ratios"]["fast"] < content["ratios"]["dense"] < content["ratios"]["max"]
+    assert picture.read_bytes().startswith(b"\x89PNG")

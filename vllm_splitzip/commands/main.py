@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import SplitZipError
-from . import calibrate
+from . import analyze, calibrate
 
 COMMANDS = {
+    "analyze": (analyze, "measure why a model's KV cache can be made smaller, and by how much"),
     "calibrate": (calibrate, "derive a codebook from a model's KV cache over real text"),
 }
 
