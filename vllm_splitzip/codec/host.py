@@ -7,30 +7,35 @@ from .codebook import Codebook
 from .coded import Blocks, Coded
 from .cpu_dense import decode_dense, encode_dense
 from .cpu_max import decode_max, encode_max
+from .cpu_threads import DEFAULT_THREADS
 from .modes import mode_for
 from .packing import channels
 from .scheme import SCHEMES, Scheme
 
 
-def encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded:
+def encode(
+    blocks: Blocks, mode: str, book: Codebook | None, threads: int = DEFAULT_THREADS
+) -> Coded:
     """Code `blocks` in `mode`, or in `raw` where the mode would not make them smaller."""
-    coded = _encode(blocks, mode_for(mode, blocks.format), book)
-    return coded if coded is not None else cpu.encode_raw(blocks)
+    coded = _encode(blocks, mode_for(mode, blocks.format), book, threads)
+    return coded if coded is not None else cpu.encode_raw(blocks, threads)
 
 
-def _encode(blocks: Blocks, mode: str, book: Codebook | None) -> Coded | None:
+def _encode(blocks: Blocks, mode: str, book: Codebook | None, threads: int) -> Coded | None:
     if mode == "raw":
         return None
     scheme = SCHEMES[mode].get(blocks.format)
     if scheme is None:
         assert book is not None
-        return cpu.encode_fast(blocks, book)
+        return cpu.encode_fast(blocks, book, threads)
     if mode == "max":
-        return encode_max(blocks, scheme)
-    return encode_dense(blocks, scheme, mode)
+        return encode_max(blocks, scheme, threads)
+    return encode_dense(blocks, scheme, mode, threads)
 
 
-def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
+def decode(
+    coded: Coded, book: Codebook | None, blocks: Blocks, threads: int = DEFAULT_THREADS
+) -> None:
     """Write a coded run into its blocks; those with a negative id are passed over.
 
     Raises
@@ -39,16 +44,16 @@ def decode(coded: Coded, book: Codebook | None, blocks: Blocks) -> None:
         When the streams contradict each other or the blocks. Nothing has been written then.
     """
     if coded.mode == "raw":
-        cpu.decode_raw(coded, blocks)
+        cpu.decode_raw(coded, blocks, threads)
         return
     scheme = SCHEMES[coded.mode].get(blocks.format)
     if scheme is None:
         assert book is not None
-        cpu.decode_fast(coded, book, blocks)
+        cpu.decode_fast(coded, book, blocks, threads)
     elif coded.mode == "max":
-        decode_max(coded, scheme, blocks)
+        decode_max(coded, scheme, blocks, threads)
     else:
-        decode_dense(coded, scheme, blocks)
+        decode_dense(coded, scheme, blocks, threads)
 
 
 def warm_up() -> None:
