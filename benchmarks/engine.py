@@ -154,6 +154,10 @@ class Engine:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
