@@ -1,7 +1,7 @@
 """A layer's KV cache on a GPU, with the interface of `HostPages`.
 
-Mode `fast` is coded on the device, straight from and to the paged cache. Modes without device code
-take the blocks' bits to the host, where the CPU codec does the work in the writer's and the
+Modes `fast` and `dense` are coded on the device, straight from and to the paged cache. Mode `max`
+takes the blocks' bits to the host, where the CPU codec does the work in the writer's and the
 loader's threads.
 """
 
@@ -17,12 +17,17 @@ import torch
 from ..codec import device, host
 from ..codec.codebook import Codebook
 from ..codec.coded import Blocks, Coded
+from ..codec.device_dense import decode_dense, encode_dense
 from ..codec.modes import ITEM_BYTES
 from ..codec.packing import channels
+from ..codec.scheme import SCHEMES, Scheme
 from .pages import block_ids, block_view
 from .streams import Backlog
 
 PACKING = "tokens"
+
+_DENSE = ("fast", "dense")
+"""Modes whose schemes the kernels of `dense` take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,12 @@ class DevicePages:
     def encode(self, table: Sequence[int], mode: str, book: Codebook | None) -> Callable[[], Coded]:
         """Queue the coding of the blocks that a block table names; the result waits for it."""
         ids = block_ids(table, self.split)
-        if self._on_device(mode):
+        scheme = self._scheme(mode)
+        if scheme is not None:
+            finish = encode_dense(self.view, ids, scheme, mode).result
+        elif mode == "fast" and self.format == "bf16":
             assert book is not None
-            pending = device.encode_fast(self.view, ids, book)
-            finish = pending.result
+            finish = device.encode_fast(self.view, ids, book).result
         else:
             pending = device.encode_raw(self.view, ids)
 
@@ -103,7 +110,9 @@ class DevicePages:
     ) -> None:
         if coded.mode == "raw":
             device.decode_raw(coded, view, ids)
-        elif self._on_device(coded.mode):
+        elif (scheme := self._scheme(coded.mode)) is not None:
+            decode_dense(coded, scheme, view, ids)
+        elif coded.mode == "fast" and self.format == "bf16":
             assert book is not None
             device.decode_fast(coded, book, view, ids)
         else:
@@ -112,8 +121,9 @@ class DevicePages:
             raw = Coded("raw", coded.elements, (rows.reshape(-1).view(np.uint8),))
             device.decode_raw(raw, view, ids)
 
-    def _on_device(self, mode: str) -> bool:
-        return mode == "fast" and self.format == "bf16"
+    def _scheme(self, mode: str) -> Scheme | None:
+        """The scheme of a windowed mode that has device code."""
+        return None if mode not in _DENSE else SCHEMES[mode].get(self.format)
 
     @property
     def _words(self) -> type[np.uint8 | np.uint16]:

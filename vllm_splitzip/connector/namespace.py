@@ -19,6 +19,9 @@ from .geometry import Geometry
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+NO_MEANING = ("_name_or_path", "transformers_version")
+"""Keys of a model's configuration that may differ between hosts that run the same model."""
+
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 16
 
@@ -42,7 +45,7 @@ def namespace_of(
     facts = {
         "frame": header.VERSION,
         "vllm": vllm.__version__.split(".")[:2],
-        "model": _model_identity(model),
+        "model": _model_identity(vllm_config),
         "dtype": str(model.dtype),
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         "quantization": str(model.quantization),
@@ -56,26 +59,22 @@ def namespace_of(
     return f"sz1-{digest[:16]}"
 
 
-def _model_identity(model: Any) -> dict[str, Any]:
+def _model_identity(vllm_config: "VllmConfig") -> dict[str, str]:
     """The model's configuration, and its weights: by revision, or by content if a directory."""
-    identity = {"config": model.hf_config.to_json_string(use_diff=False)}
+    model = vllm_config.model_config
+    content = model.hf_config.to_dict()
+    for key in NO_MEANING:
+        content.pop(key, None)
     directory = Path(model.model)
-    if model.config_format == "dummy" or str(getattr(model, "load_format", "")) == "dummy":
-        identity["weights"] = f"dummy {model.seed}"
+    if vllm_config.load_config.load_format == "dummy":
+        weights = f"dummy {model.seed}"
     elif directory.is_dir():
         # By content, so that hosts may keep the model under different paths.
-        identity["config"] = _without_path(model.hf_config)
-        identity["weights"] = _weights_digest(directory)
+        weights = _weights_digest(directory)
     else:
         commit = getattr(model.hf_config, "_commit_hash", None)
-        identity["weights"] = f"{model.model} {model.revision} {commit}"
-    return identity
-
-
-def _without_path(config: Any) -> str:
-    content = config.to_dict()
-    content.pop("_name_or_path", None)
-    return json.dumps(content, sort_keys=True, default=str)
+        weights = f"{model.model} {model.revision} {commit}"
+    return {"config": json.dumps(content, sort_keys=True, default=str), "weights": weights}
 
 
 def _weights_digest(directory: Path) -> str:
