@@ -1,0 +1,247 @@
+"""Mode `dense`, and `fast` for E5M2, encode: from the paged cache to coded streams.
+
+A program is one warp, and takes one tile of 2,048 elements. Entries of a tile go to a slot of its
+own that has room for all elements, so that nothing can be lost; a second kernel moves them next to
+each other, in the stream's order. Where there are so many that coding does not pay, it writes the
+blocks as they are over the streams instead.
+"""
+
+# Triton's functions are untyped.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+import triton.language as tl
+
+from .bits import count_bits
+from .launch import has_ptx
+from .pages import PAGE_ARGUMENTS, Divisor, Pages
+from .tiles import (
+    CHUNK,
+    CHUNKS,
+    INTEGERS,
+    LANES,
+    TILE,
+    VECTOR,
+    describe_tiles,
+    in_tile,
+    load_chunks,
+    step_of,
+    store_plane,
+    to_planes,
+)
+from .windows import WindowRule, choose_windows
+
+
+def entry_limit(elements: int, item: int, packed: int, channels: int) -> int:
+    """The most entries with which coded streams may be smaller than the input; may be < 0."""
+    dense = (item - 1) * elements + triton.cdiv(elements, TILE.value) * CHUNK.value * packed
+    sizes = dense + triton.cdiv(elements, CHUNK.value) + channels
+    # An entry takes 10 bits or more.
+    return (elements * item - sizes - 1) * 4 // 5
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBuffers:
+    """What `dense_encode` writes, on the device. May be used again and again.
+
+    Attributes
+    ----------
+    elements, channels, item, packed
+        The longest run that fits, the most channels, bytes per element, bits packed of each.
+    streams
+        Room for the run as it is. uint8.
+    low, plane4, plane2, plane1
+        The dense streams, of whole tiles, as parts of `streams`. uint8.
+    windows, bases
+        Of each channel. uint8, int16.
+    counts
+        Entries of each chunk; 255 means 256. uint8.
+    numbers, ends
+        Entries of each tile, and of it and all before it. int32.
+    slots
+        Shape: (2, tiles * 2,048), uint8. Positions and excess of entries; each tile has a slot.
+    entries
+        Shape: (2, most), uint8. The same, next to each other; both rows are aligned.
+    """
+
+    elements: int
+    channels: int
+    item: int
+    packed: int
+    streams: torch.Tensor
+    low: torch.Tensor
+    plane4: torch.Tensor
+    plane2: torch.Tensor
+    plane1: torch.Tensor
+    windows: torch.Tensor
+    bases: torch.Tensor
+    counts: torch.Tensor
+    numbers: torch.Tensor
+    ends: torch.Tensor
+    slots: torch.Tensor
+    entries: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, elements: int, channels: int, item: int, packed: int, device: torch.device
+    ) -> Self:
+        tiles = triton.cdiv(elements, TILE.value)
+        most = triton.cdiv(max(entry_limit(elements, item, packed, channels), 0), 16) * 16
+
+        def empty(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        streams = empty(tiles * TILE.value * item)
+        sizes = [TILE.value * (item - 1), *(CHUNK.value * (packed & width) for width in (4, 2, 1))]
+        parts = streams[: tiles * sum(sizes)].split([tiles * size for size in sizes])
+        return cls(
+            elements, channels, item, packed, streams, *parts,
+            windows=empty(channels),
+            bases=empty(channels, dtype=torch.int16),
+            counts=empty(tiles * CHUNKS.value),
+            numbers=empty(tiles, dtype=torch.int32),
+            ends=empty(tiles, dtype=torch.int32),
+            slots=empty(2, tiles * TILE.value),
+            entries=empty(2, most),
+        )  # fmt: skip
+
+
+def dense_encode(
+    view: torch.Tensor, ids: torch.Tensor, rule: WindowRule, limit: int, buffers: DenseBuffers
+) -> None:
+    """Code the blocks `ids` (int32) of a cache [B, H, N, C]. Waits for nothing.
+
+    With more than `limit` entries, `buffers.streams` has the blocks as they are. Ids must be those
+    of blocks in the cache: nothing here checks them.
+    """
+    pages, wide = describe_tiles(view, ids.numel())
+    elements, item = ids.numel() * view[0].numel(), view.element_size()
+    channels = view.shape[1] * view.shape[3]
+    room = buffers.elements, buffers.channels, buffers.entries.shape[1], buffers.item
+    if any(a > b for a, b in zip((elements, channels, limit, item), room, strict=True)):
+        raise ValueError(f"{elements} elements do not fit into buffers for {buffers.elements}")
+    tiles, ptx = triton.cdiv(elements, TILE.value), has_ptx(view.device)
+    cache = view.view(INTEGERS[item])
+    choose_windows(view, ids, rule, buffers.windows, buffers.bases)
+    dense_encode_kernel[(tiles,)](
+        cache, ids, buffers.bases,
+        buffers.low, buffers.plane4, buffers.plane2, buffers.plane1,
+        buffers.counts, buffers.numbers, *buffers.slots, elements, *pages.arguments(),
+        PACKED=buffers.packed, WIDE=wide, ASM=ptx, num_warps=1,
+    )  # fmt: skip
+    ends = buffers.ends[:tiles]
+    torch.cumsum(buffers.numbers[:tiles], 0, dtype=torch.int32, out=ends)
+    dense_collect_kernel[(tiles,)](
+        cache, ids, buffers.streams.view(INTEGERS[item]), buffers.numbers, ends,
+        *buffers.slots, *buffers.entries, elements, limit, tiles, *pages.arguments(),
+        STEP=step_of(wide), WIDE=wide, ASM=ptx, num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["elements", *PAGE_ARGUMENTS])
+def dense_encode_kernel(
+    cache, ids, bases, low, plane4, plane2, plane1,
+    counts, numbers, positions, excesses, elements,
+    columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
+    heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
+    PACKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    pages = Pages(
+        Divisor(columns, columns_magic, columns_shift),
+        Divisor(rows, rows_magic, rows_shift),
+        Divisor(heads, heads_magic, heads_shift),
+        block_stride, head_stride, row_stride, column_stride,
+    )  # fmt: skip
+    tile = tl.program_id(0)
+    begin = tile.to(tl.int64) * TILE
+    words4 = tl.zeros((LANES, VECTOR), tl.uint32)
+    words2, words1 = words4, words4
+    total = tl.full((), 0, tl.int32)
+    for chunk in range(CHUNKS):
+        rotated = load_chunks(
+            cache, ids, bases, pages, tile, chunk, elements, True, 1, WIDE, ASM
+        )  # fmt: skip
+        top = rotated
+        if cache.dtype.element_ty.primitive_bitwidth == 16:
+            tl.store(low + begin + in_tile(chunk, 1), rotated.to(tl.uint8))
+            top = rotated >> 8
+        words4, words2, words1 = to_planes(top, words4, words2, words1, chunk, PACKED)
+        number = write_entries(top >> PACKED, positions + begin + total, excesses + begin + total)
+        tl.store(counts + tile * CHUNKS + chunk, tl.minimum(number, 255).to(tl.uint8))
+        total += number
+    tl.store(numbers + tile, total)
+    if PACKED & 4:
+        store_plane(plane4, tile, words4, 4)
+    if PACKED & 2:
+        store_plane(plane2, tile, words2, 2)
+    if PACKED & 1:
+        store_plane(plane1, tile, words1, 1)
+
+
+@triton.jit
+def write_entries(excess, positions, excesses):
+    """Write a chunk's entries in order of position; returns how many. Shape: (1, 32, 8)."""
+    lane = tl.arange(0, LANES)
+    within = tl.arange(0, VECTOR)[None, :]
+    excess = tl.reshape(excess, (LANES, VECTOR))
+    bits = tl.sum((excess > 0).to(tl.uint32) << within.to(tl.uint32), axis=1)
+    own = count_bits(bits).to(tl.int32)
+    number = tl.sum(own, axis=0)
+    if number > 0:
+        # Each lane's bytes in one word, to pick from.
+        packed = tl.sum(excess.to(tl.uint64) << (8 * within).to(tl.uint64), axis=1)
+        # A byte cannot count to 256: a chunk that nearly gets there lists all it has.
+        if number >= 255:
+            bits |= 0xFF
+            own = own * 0 + VECTOR
+            number = number * 0 + 256
+        rank = tl.cumsum(own, axis=0) - own
+        # Every lane writes its first entry, then every lane its second: mostly there is none.
+        for _ in range(tl.max(own, axis=0)):
+            live = bits != 0
+            lowest = bits & (~bits + 1)
+            bits ^= lowest
+            j = count_bits(lowest - 1) & 7
+            tl.store(positions + rank, (lane * VECTOR + j.to(tl.int32)).to(tl.uint8), mask=live)
+            tl.store(excesses + rank, (packed >> (8 * j)).to(tl.uint8), mask=live)
+            rank += 1
+    return number
+
+
+@triton.jit(do_not_specialize=["elements", "limit", "tiles", *PAGE_ARGUMENTS])
+def dense_collect_kernel(
+    cache, ids, raw, numbers, ends, positions, excesses, to_positions, to_excesses,
+    elements, limit, tiles,
+    columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
+    heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
+    STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    begin = tile.to(tl.int64) * TILE
+    if tl.load(ends + tiles - 1) <= limit:
+        number = tl.load(numbers + tile)
+        target = tl.load(ends + tile) - number
+        for at in range(0, number, LANES):
+            entry = at + tl.arange(0, LANES)
+            live = entry < number
+            source = begin + entry
+            position = tl.load(positions + source, mask=live, other=0)
+            excess = tl.load(excesses + source, mask=live, other=0)
+            tl.store(to_positions + target + entry, position, mask=live)
+            tl.store(to_excesses + target + entry, excess, mask=live)
+    else:
+        pages = Pages(
+            Divisor(columns, columns_magic, columns_shift),
+            Divisor(rows, rows_magic, rows_shift),
+            Divisor(heads, heads_magic, heads_shift),
+            block_stride, head_stride, row_stride, column_stride,
+        )  # fmt: skip
+        for chunk in range(0, CHUNKS, STEP):
+            words = load_chunks(
+                cache, ids, ids, pages, tile, chunk, elements, False, STEP, WIDE, ASM
+            )  # fmt: skip
+            tl.store(raw + begin + in_tile(chunk, STEP), words.to(raw.dtype.element_ty))

@@ -1,0 +1,236 @@
+"""Tiles of 2,048 elements of a run, as the windowed modes take them, in registers of one warp.
+
+A tile is 8 chunks of 256 elements, of each of which a lane holds 8 neighbours. So every lane has in
+its own registers what the planes pack together, see `codec/planes.py`, and all accesses to a chunk
+are those of one piece of memory. Some chunks of a tile are a tensor [STEP, 32, 8].
+
+Unlike mode `fast`, these modes need to know of every element which channel it belongs to: its head
+and its column. So what is contiguous in a block is not merged as in `pages.py`.
+"""
+
+# Triton's functions are untyped.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+
+from .pages import Divisor, Pages, divide, place
+
+TILE: tl.constexpr = tl.constexpr(2048)
+CHUNK: tl.constexpr = tl.constexpr(256)
+CHUNKS: tl.constexpr = tl.constexpr(8)
+"""Chunks of a tile."""
+LANES: tl.constexpr = tl.constexpr(32)
+VECTOR: tl.constexpr = tl.constexpr(8)
+"""Neighbouring elements that a lane takes together."""
+
+_LIMIT = (1 << 31) - TILE.value
+"""Elements of a run are counted in 32 bits; the last tile goes past its end."""
+
+INTEGERS = {1: torch.uint8, 2: torch.int16}
+"""What elements are to the kernels, by their size."""
+
+
+def describe_tiles(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
+    """(description, whether its units are vectors) of a view [B, H, N, C], for a run of `blocks`.
+
+    Raises
+    ------
+    ValueError
+        When the view is not one of 1- or 2-byte elements in four dimensions, or the run too long.
+    """
+    if view.dim() != 4 or view.element_size() not in INTEGERS or 0 in view.shape:
+        raise ValueError(f"a cache is [B, H, N, C] of 1 or 2 bytes, not {view.dtype} {view.shape}")
+    if blocks * view[0].numel() >= _LIMIT:
+        raise ValueError(f"{blocks} blocks are too many for one launch")
+    _, *sizes = view.shape
+    strides, vector = view.stride(), VECTOR.value
+    # Offsets within a block are sums of three products, which have to stay below 2^31.
+    wide = (
+        strides[3] == 1
+        and sizes[2] % vector == 0
+        and all(stride % vector == 0 for stride in strides[:3])
+        and view.data_ptr() % (vector * view.element_size()) == 0
+        and max(strides[0], *(n * s for n, s in zip(sizes, strides[1:], strict=True))) < _LIMIT // 4
+    )
+    if wide:
+        sizes[2] //= vector
+        strides = (*(stride // vector for stride in strides[:3]), 1)
+    heads, rows, columns = (Divisor.of(size) for size in sizes)
+    return Pages(columns, rows, heads, *strides), wide
+
+
+def step_of(wide: bool) -> int:
+    """Chunks that are taken at once: the loads of all are under way together, or registers suffice.
+
+    Where units are elements, each has an address of its own.
+    """
+    return CHUNKS.value if wide else 1
+
+
+@triton.jit
+def find(unit, pages, WIDE: tl.constexpr):
+    """(index into the block table, offset within the block, channel) of a unit, in units."""
+    unit = unit.to(tl.uint32)
+    row = divide(unit, pages.columns)
+    head = divide(row, pages.rows)
+    index = divide(head, pages.heads)
+    column = (unit - row * pages.columns.value).to(tl.int32)
+    row = (row - head * pages.rows.value).to(tl.int32)
+    head = (head - index * pages.heads.value).to(tl.int32)
+    channel = head * pages.columns.value + column
+    if not WIDE:
+        column, row, head = column.to(tl.int64), row.to(tl.int64), head.to(tl.int64)
+    offset = head * pages.head_stride + row * pages.row_stride + column * pages.column_stride
+    return index.to(tl.int32), offset, channel
+
+
+@triton.jit
+def in_tile(first, STEP: tl.constexpr):
+    """Where in their tile the elements of the chunks from `first` on are. Shape: (STEP, 32, 8)."""
+    chunk = (first + tl.arange(0, STEP))[:, None, None] * CHUNK
+    lane = tl.arange(0, LANES)[None, :, None] * VECTOR
+    return chunk + lane + tl.arange(0, VECTOR)[None, None, :]
+
+
+@triton.jit
+def addresses(
+    ids, pages, tile, first, elements, STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
+):
+    """(offset in the cache, channel, block) of each element of some chunks, all in elements.
+
+    The block is negative where the run has ended. Its shape is (STEP, 32, 1) where units are
+    vectors.
+    """
+    if WIDE:
+        units = (first + tl.arange(0, STEP))[:, None] * LANES + tl.arange(0, LANES)[None, :]
+        unit = tile * (TILE // VECTOR) + units
+        index, offset, channel = find(unit, pages, WIDE)
+        # Runs are whole rows, and rows whole vectors.
+        block = tl.load(ids + index, mask=unit < elements // VECTOR, other=-1)[:, :, None]
+        within = tl.arange(0, VECTOR)[None, None, :]
+        at = (place(block, offset[:, :, None], pages, WIDE, ASM) * VECTOR) + within
+        channel = (channel * VECTOR)[:, :, None] + within
+    else:
+        element = tile * TILE + in_tile(first, STEP)
+        index, offset, channel = find(element, pages, WIDE)
+        block = tl.load(ids + index, mask=element < elements, other=-1)
+        at = place(block, offset, pages, WIDE, ASM)
+    return at, channel, block
+
+
+@triton.jit
+def load_chunks(
+    cache, ids, bases, pages, tile, first, elements,
+    ROTATED: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Elements of some chunks, rotated or as they are; 0 where the run has ended. uint32."""
+    at, channel, block = addresses(ids, pages, tile, first, elements, STEP, WIDE, ASM)
+    live = block >= 0
+    words = tl.load(cache + at, mask=live, other=0)
+    BITS: tl.constexpr = words.dtype.primitive_bitwidth
+    MASK: tl.constexpr = (1 << BITS) - 1
+    words = words.to(tl.uint32) & MASK
+    if ROTATED:
+        # With the sign as lowest bit, no borrow crosses it: `bases` are even.
+        base = tl.load(bases + channel, mask=live, other=0).to(tl.uint32)
+        words = (((words << 1) | (words >> (BITS - 1))) - base) & MASK
+    return words
+
+
+@triton.jit
+def unrotated(rotated, base, BITS: tl.constexpr):
+    """The inverse of what `load_chunks` does to elements of so many bits."""
+    words = (rotated + base.to(tl.uint32)) & ((1 << BITS) - 1)
+    return (words >> 1) | ((words & 1) << (BITS - 1))
+
+
+@triton.jit
+def in_plane(first, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """Where in its lane's word of a plane each number's bits are. Shape: (STEP, 1, 1).
+
+    Byte i of the word, of WIDTH bytes, is one of the i-th 256 bytes of the tile's part.
+    """
+    chunk = (first + tl.arange(0, STEP))[:, None, None]
+    return (8 * (chunk % WIDTH) + WIDTH * (chunk // WIDTH)).to(tl.uint32)
+
+
+@triton.jit
+def to_plane(numbers, first, WIDTH: tl.constexpr):
+    """The lowest bits of some chunks' numbers, as parts of the plane's words."""
+    shift = in_plane(first, WIDTH, numbers.shape[0])
+    return tl.sum((numbers & ((1 << WIDTH) - 1)) << shift, axis=0)
+
+
+@triton.jit
+def from_plane(words, first, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """The plane's bits of some chunks' numbers."""
+    return (words[None, :, :] >> in_plane(first, WIDTH, STEP)) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
+def store_plane(plane, tile, words, WIDTH: tl.constexpr):
+    """Write a tile's part of a plane."""
+    within = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    plane += tile.to(tl.int64) * (CHUNK * WIDTH)
+    for i in tl.static_range(WIDTH):
+        tl.store(plane + i * CHUNK + within, (words >> (8 * i)).to(tl.uint8))
+
+
+@triton.jit
+def load_plane(plane, tile, WIDTH: tl.constexpr):
+    """The inverse of `store_plane`."""
+    within = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    plane += tile.to(tl.int64) * (CHUNK * WIDTH)
+    words = tl.zeros((LANES, VECTOR), tl.uint32)
+    for i in tl.static_range(WIDTH):
+        words |= tl.load(plane + i * CHUNK + within).to(tl.uint32) << (8 * i)
+    return words
+
+
+@triton.jit
+def to_planes(numbers, words4, words2, words1, first, BITS: tl.constexpr):
+    """Words of all planes, with some chunks' numbers of so many bits added."""
+    if BITS & 4:
+        words4 |= to_plane(numbers, first, 4)
+    if BITS & 2:
+        words2 |= to_plane(numbers >> (BITS & 4), first, 2)
+    if BITS & 1:
+        words1 |= to_plane(numbers >> (BITS & 6), first, 1)
+    return words4, words2, words1
+
+
+@triton.jit
+def from_planes(words4, words2, words1, first, BITS: tl.constexpr, STEP: tl.constexpr):
+    """Some chunks' numbers. Shape: (STEP, 32, 8), uint32."""
+    numbers = tl.zeros((STEP, LANES, VECTOR), tl.uint32)
+    if BITS & 4:
+        numbers |= from_plane(words4, first, 4, STEP)
+    if BITS & 2:
+        numbers |= from_plane(words2, first, 2, STEP) << (BITS & 4)
+    if BITS & 1:
+        numbers |= from_plane(words1, first, 1, STEP) << (BITS & 6)
+    return numbers
+
+
+@triton.jit
+def unpack_one(plane, at, WIDTH: tl.constexpr):
+    """The plane's bits of the numbers at `at`, where the tile is part of `at`."""
+    tile, within = at // TILE, at % TILE
+    byte = tile.to(tl.int64) * (CHUNK * WIDTH) + within % (CHUNK * WIDTH)
+    shift = (WIDTH * (within // (CHUNK * WIDTH))).to(tl.uint32)
+    return (tl.load(plane + byte).to(tl.uint32) >> shift) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
+def unpack_some(plane4, plane2, plane1, at, BITS: tl.constexpr):
+    """The numbers at `at`, read one by one. uint32."""
+    numbers = (at ^ at).to(tl.uint32)
+    if BITS & 4:
+        numbers = unpack_one(plane4, at, 4)
+    if BITS & 2:
+        numbers |= unpack_one(plane2, at, 2) << (BITS & 4)
+    if BITS & 1:
+        numbers |= unpack_one(plane1, at, 1) << (BITS & 6)
+    return numbers
