@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from vllm_splitzip.codec.coded import Coded
 
 from .gpu_data import BOOKS, LAYOUTS, Layout, kv_like, read, write
 
-_UNTOUCHED = -0x1234
+UNTOUCHED = -0x1234
 
 FORMATS = {
     "bf16": torch.bfloat16,
@@ -33,7 +34,9 @@ class Different(Exception):
 
 def checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str | None]]:
     """(name, what is wrong or None) of one check after the other."""
-    for name, check in _all(device, tiny):
+    from . import gpu_exact_dense  # Which works with what is below.
+
+    for name, check in chain(_all(device, tiny), gpu_exact_dense.checks(device, tiny)):
         try:
             check()
             yield name, None
@@ -93,26 +96,26 @@ def fast(
     write(view, ids, words)
     table = ids.cpu().numpy()
     _same_streams(
-        _coded(codec.encode_fast(view, table, book)),
+        coded_by_device(codec.encode_fast(view, table, book)),
         expected := reference.encode(words.cpu().numpy().view(np.uint16), book),
     )
-    memory = _memory(view).fill_(_UNTOUCHED)
+    memory = memory_of(view).fill_(UNTOUCHED)
     unwanted = torch.arange(blocks, device=words.device) % 5 == 4
     codec.decode_fast(expected, book, view, np.where(unwanted.cpu().numpy(), -1, table))
     kept = ids[~unwanted]
-    _equal("decoded", read(view, kept), words.reshape(blocks, -1)[~unwanted].reshape(-1))
-    view.view(torch.int16)[kept] = _UNTOUCHED
-    _equal("memory around", memory, torch.full_like(memory, _UNTOUCHED))
+    same_bits("decoded", read(view, kept), words.reshape(blocks, -1)[~unwanted].reshape(-1))
+    view.view(torch.int16)[kept] = UNTOUCHED
+    same_bits("memory around", memory, torch.full_like(memory, UNTOUCHED))
 
 
 def raw(dtype: torch.dtype, device: torch.device) -> None:
     bits = torch.randint(256, (6, 8, 3, 16 * dtype.itemsize), device=device).to(torch.uint8)
     view, table = bits.view(dtype).transpose(1, 2), np.array([5, 0, 3])
-    coded = _coded(codec.encode_raw(view, table))
+    coded = coded_by_device(codec.encode_raw(view, table))
     back = torch.zeros_like(bits)
     codec.decode_raw(coded, back.view(dtype).transpose(1, 2), table)
     bits[[1, 2, 4]] = 0
-    _equal("decoded", back, bits)
+    same_bits("decoded", back, bits)
 
 
 def _far(device: torch.device) -> None:
@@ -124,17 +127,17 @@ def _far(device: torch.device) -> None:
         ids = torch.tensor([0, (1 << 16) - 1, 1 << 15], device=device)
         words = kv_like(3 * view[0].numel(), book, 0.01, device)
         write(view, ids, words)
-        coded = _coded(codec.encode_fast(view, ids.cpu().numpy(), book))
+        coded = coded_by_device(codec.encode_fast(view, ids.cpu().numpy(), book))
         _same_streams(coded, reference.encode(words.cpu().numpy().view(np.uint16), book))
         view[ids] = 0
         codec.decode_fast(coded, book, view, ids.cpu().numpy())
-        _equal("decoded", read(view, ids), words)
+        same_bits("decoded", read(view, ids), words)
         if int(cache.view(torch.int16)[1:100].count_nonzero()):
             raise Different("another block was written")
         del cache, view
 
 
-def _coded(pending: codec.Pending) -> Coded:
+def coded_by_device(pending: codec.Pending) -> Coded:
     coded = pending.result()
     if coded.mode == "raw":
         raise Different("left to mode raw")
@@ -157,7 +160,7 @@ def _no_limit() -> Iterator[None]:
         fast_encode.escape_limit = limit
 
 
-def _memory(view: torch.Tensor) -> torch.Tensor:
+def memory_of(view: torch.Tensor) -> torch.Tensor:
     """All of the storage behind a view."""
     return torch.empty(0, dtype=torch.int16, device=view.device).set_(view.untyped_storage())
 
@@ -167,10 +170,10 @@ def _same_streams(actual: Coded, expected: Coded) -> None:
     ours = (*actual.dense, *(actual.tables[name] for name in expected.tables))
     theirs = (*expected.dense, *expected.tables.values())
     for name, one, other in zip(names, ours, theirs, strict=True):
-        _equal(name, torch.from_numpy(one), torch.from_numpy(other))
+        same_bits(name, torch.from_numpy(one), torch.from_numpy(other))
 
 
-def _equal(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+def same_bits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
     if actual.shape != expected.shape:
         raise Different(f"{name}: {tuple(actual.shape)}, expected {tuple(expected.shape)}")
     wrong = (actual != expected).reshape(-1)
