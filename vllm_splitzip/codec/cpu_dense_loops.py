@@ -28,6 +28,7 @@ from .reference_dense import ESCAPE_CHUNK
 
 CHUNKS = TILE // ESCAPE_CHUNK
 MASKS = ESCAPE_CHUNK // LANES
+TWO_TILES = 2 * TILE
 
 
 @compiled
@@ -102,26 +103,26 @@ def decode_tiles(
     ids, number = pointer64(table), pointer8(counts)
     position, above = pointer8(positions), pointer8(excess)
     near, near_bases = scratch(ROOM_AND_LOW), scratch(ROOM)
-    top = scratch(TILE)
-    bytes_ = pointer8(top)
+    tops = scratch(TWO_TILES)
     entry = total(counts, 0, begin * CHUNKS)
-    for tile in range(begin, end):
-        chunks = min(CHUNKS, -(-(elements - tile * TILE) // ESCAPE_CHUNK))
-        if row % TILE == 0 and ids[tile * TILE // row] < 0:
-            entry += total(counts, tile * CHUNKS, tile * CHUNKS + chunks)
-            continue
-        plane = tile * APART
-        unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
-        for chunk in range(chunks):
-            count = number[tile * CHUNKS + chunk]
-            last = entry + count + (count == 255)
-            for k in range(entry, last):
-                bytes_[chunk * ESCAPE_CHUNK + position[k]] |= above[k] << packed
-            entry = last
-        write_tile(
-            pages, stride, table, row, elements, tile, bases, item, near, near_bases,
-            low, top, streaming,
-        )  # fmt: skip
+    # A tile's elements are made of its top bytes while those of the next are got ready: what was
+    # just written byte by byte cannot be read in vectors without a wait.
+    for tile in range(begin, end + 1):
+        if tile < end:
+            top, plane = tops + tile % 2 * TILE, tile * APART
+            unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
+            bytes_ = pointer8(top)
+            for chunk in range(min(CHUNKS, -(-(elements - tile * TILE) // ESCAPE_CHUNK))):
+                count = number[tile * CHUNKS + chunk]
+                last = entry + count + (count == 255)
+                for k in range(entry, last):
+                    bytes_[chunk * ESCAPE_CHUNK + position[k]] |= above[k] << packed
+                entry = last
+        if tile > begin and (row % TILE or ids[(tile - 1) * TILE // row] >= 0):
+            write_tile(
+                pages, stride, table, row, elements, tile - 1, bases, item, near, near_bases,
+                low, tops + (tile - 1) % 2 * TILE, streaming,
+            )  # fmt: skip
     if streaming:
         fence()
 

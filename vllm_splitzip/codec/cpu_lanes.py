@@ -3,6 +3,7 @@
 # numba and llvmlite are untyped, and so is what numba calls back.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -15,7 +16,6 @@ from .cpu_vector import (
     _I8,
     _I32,
     _I64,
-    _WORDS,
     LANES,
     _constant,
     _load,
@@ -32,6 +32,14 @@ _SHORTS = ir.VectorType(ir.IntType(16), LANES // 2)
 def _every(builder: Any, number: Any) -> Any:
     """64 copies of an integer's lowest byte."""
     return _splat(builder, builder.trunc(number, _I8))
+
+
+def _after(builder: Any, address: Any, offset: int) -> Any:
+    return builder.add(address, ir.Constant(_I64, offset))
+
+
+def _indices(lanes: Iterable[int]) -> Any:
+    return ir.Constant(ir.VectorType(_I32, LANES), list(lanes))
 
 
 def _shift(builder: Any, bytes_: Any, number: Any, left: bool) -> Any:
@@ -70,15 +78,20 @@ def rotate_words(typing, elements, bases):
     """(top bytes, low bytes) of 64 elements of 2 bytes, rotated from the bases at an address."""
 
     def generate(context, builder, signature, args):
-        words = _load(builder, args[0], _WORDS)
-        # The subtraction may borrow from the sign, which the shift drops.
-        distance = builder.sub(words, _load(builder, args[1], _WORDS))
-        rotated = builder.or_(
-            builder.shl(distance, _constant(_WORDS, 1)), builder.lshr(words, _constant(_WORDS, 15))
-        )
-        top = builder.trunc(builder.lshr(rotated, _constant(_WORDS, 8)), _BYTES)
-        low = builder.trunc(rotated, _BYTES)
-        return context.make_tuple(builder, signature.return_type, (top, low))
+        halves = []
+        for offset in (0, LANES):
+            words = _load(builder, _after(builder, args[0], offset), _SHORTS)
+            base = _load(builder, _after(builder, args[1], offset), _SHORTS)
+            # The subtraction may borrow from the sign, which the shift drops.
+            distance = builder.sub(words, base)
+            rotated = builder.or_(
+                builder.shl(distance, _constant(_SHORTS, 1)),
+                builder.lshr(words, _constant(_SHORTS, 15)),
+            )
+            halves.append(builder.bitcast(rotated, _BYTES))
+        every_second = [_indices(range(first, 2 * LANES, 2)) for first in (1, 0)]
+        split = [builder.shuffle_vector(*halves, indices) for indices in every_second]
+        return context.make_tuple(builder, signature.return_type, split)
 
     return pair(types.int64, types.int64), generate
 
@@ -88,23 +101,22 @@ def unrotate_words(typing, bases, top, low):
     """The 64 elements of 2 bytes, as two vectors."""
 
     def generate(context, builder, signature, args):
-        high = builder.shl(builder.zext(args[1], _WORDS), _constant(_WORDS, 8))
-        rotated = builder.or_(high, builder.zext(args[2], _WORDS))
-        distance = builder.lshr(rotated, _constant(_WORDS, 1))
-        magnitude = builder.and_(
-            builder.add(distance, _load(builder, args[0], _WORDS)), _constant(_WORDS, 0x7FFF)
-        )
-        words = builder.or_(magnitude, builder.shl(rotated, _constant(_WORDS, 15)))
-        every = builder.bitcast(words, ir.VectorType(_I8, 2 * LANES))
-        halves = [
-            builder.shuffle_vector(
-                every,
-                every,
-                ir.Constant(ir.VectorType(_I32, LANES), list(range(start, start + LANES))),
+        elements = []
+        for offset in (0, LANES):
+            first = range(offset // 2, offset // 2 + LANES // 2)
+            indices = _indices(index for k in first for index in (k, k + LANES))
+            joined = builder.shuffle_vector(args[2], args[1], indices)
+            rotated = builder.bitcast(joined, _SHORTS)
+            back = builder.or_(
+                builder.lshr(rotated, _constant(_SHORTS, 1)),
+                builder.shl(rotated, _constant(_SHORTS, 15)),
             )
-            for start in (0, LANES)
-        ]
-        return context.make_tuple(builder, signature.return_type, halves)
+            # The addition may carry into the sign, which is therefore taken from before it.
+            base = _load(builder, _after(builder, args[0], offset), _SHORTS)
+            magnitude = builder.and_(builder.add(back, base), _constant(_SHORTS, 0x7FFF))
+            sign = builder.and_(back, _constant(_SHORTS, 0x8000))
+            elements.append(builder.bitcast(builder.or_(magnitude, sign), _BYTES))
+        return context.make_tuple(builder, signature.return_type, elements)
 
     return pair(types.int64, vector, vector), generate
 
@@ -192,6 +204,16 @@ def either(typing, one, other):
 
 
 @intrinsic
+def both(typing, one, other):
+    """Bits of one and the other."""
+
+    def generate(context, builder, signature, args):
+        return builder.and_(args[0], args[1])
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
 def constant(typing, number):
     """64 times the same byte."""
 
@@ -230,6 +252,22 @@ def bit_count(typing, bits):
         return builder.ctpop(args[0])
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def bits_of(typing, bytes_):
+    """How many bits are set in all bytes together."""
+
+    def generate(context, builder, signature, args):
+        longs = ir.VectorType(_I64, LANES // 8)
+        number = builder.bitcast(args[0], longs)
+        for kind, name in ((longs, "llvm.ctpop.v8i64"), (_I64, "llvm.vector.reduce.add.v8i64")):
+            function = ir.FunctionType(kind, [longs])
+            declared = cgutils.get_or_insert_function(builder.module, function, name)
+            number = builder.call(declared, [number])
+        return number
+
+    return types.int64(vector), generate
 
 
 @intrinsic

@@ -13,6 +13,8 @@ from .cpu_fast import copy_bytes
 from .cpu_lanes import (
     at_least,
     bit_count,
+    bits_of,
+    both,
     constant,
     either,
     equal_to,
@@ -30,6 +32,7 @@ from .cpu_vector import (
     pointer8,
     pointer16,
     pointer64,
+    prefetch,
     scratch,
     store,
     trailing_zeros,
@@ -45,6 +48,7 @@ DIGITS = 3 * TILE + LANES
 LARGEST = TILE + 3 * TILE // 4
 """Most bytes that a tile can have in the stream of escapes."""
 PART = LARGEST + LANES
+TWO_TILES, TWO_MASKS, TWO_LISTS = 2 * TILE, 2 * MASK_BYTES, 2 * LIST
 
 
 @compiled
@@ -185,6 +189,23 @@ def measure_levels(part, digits, second):
 
 
 @compiled
+def count_handed_on(top, packed, below, fours, twos, ones):
+    """How many of a tile's elements the first level hands on to the second."""
+    number = 0
+    if below % 4 == 0:
+        # The first level's digits are the plane of 2 bits, and both bits are set.
+        for j in range(0, 2 * APART, LANES):
+            digits = load(twos + j)
+            prefetch(twos + j + AHEAD * 2 * APART)
+            number += bits_of(both(field(digits, 0, 0x55), field(digits, 1, 0x55)))
+        return number
+    unpack_planes(top, packed, fours, twos, ones, AHEAD)
+    for i in range(0, TILE, LANES):
+        number += bit_count(at_least(load(top + i), NEXT << below))
+    return number
+
+
+@compiled
 def fits(begin, end, packed, below, fours, twos, ones, sizes, escapes):
     """Whether each of tiles `begin` to `end` has as many escapes as its first level hands on."""
     size = pointer16(sizes)
@@ -192,10 +213,9 @@ def fits(begin, end, packed, below, fours, twos, ones, sizes, escapes):
     at = offset(sizes, begin)
     for tile in range(begin, end):
         plane = tile * APART
-        unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
-        second = 0
-        for i in range(0, TILE, LANES):
-            second += bit_count(at_least(load(top + i), NEXT << below))
+        second = count_handed_on(
+            top, packed, below, fours + 4 * plane, twos + 2 * plane, ones + plane
+        )
         if size[tile] > LARGEST:
             return False
         copy_bytes(escapes + at, part, size[tile])
@@ -242,6 +262,18 @@ def restore_escapes(part, second, digits, ring, restored, spare, compresses):
 
 
 @compiled
+def put_back(top, masks, restored, below, compresses):
+    """The binades that the first level handed on, into a tile's top bytes."""
+    found = pointer64(masks)
+    at, rest = 0, (1 << below) - 1
+    for j in range(TILE // LANES):
+        bytes_, bits = load(top + LANES * j), found[j]
+        binades = give(field(bytes_, below, NEXT), bits, restored, at, compresses)
+        at += bit_count(bits)
+        store(top + LANES * j, either(raised(binades, below), field(bytes_, 0, rest)))
+
+
+@compiled
 def decode_tiles(
     pages, stride, table, row, elements, begin, end, bases, item, packed, below,
     low, fours, twos, ones, sizes, escapes, streaming, compresses,
@@ -249,34 +281,33 @@ def decode_tiles(
     """Decode tiles `begin` to `end` of the run; the streams are known to fit."""
     ids, size = pointer64(table), pointer16(sizes)
     near, near_bases = scratch(ROOM_AND_LOW), scratch(ROOM)
-    top, masks, digits = scratch(TILE), scratch(MASK_BYTES), scratch(DIGITS)
-    part, restored, spare = scratch(PART), scratch(LIST), scratch(LIST)
-    found = pointer64(masks)
-    rest, ring = (1 << below) - 1, 0xFF >> below
-    next_part = escapes + offset(sizes, begin)
-    for tile in range(begin, end):
-        source = next_part
-        next_part += size[tile]
-        if row % TILE == 0 and ids[tile * TILE // row] < 0:
-            continue
-        plane = tile * APART
-        unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
-        second = 0
-        for j in range(TILE // LANES):
-            bits = at_least(load(top + LANES * j), NEXT << below)
-            found[j] = bits
-            second += bit_count(bits)
-        copy_bytes(source, part, size[tile])
-        restore_escapes(part, second, digits, ring, restored, spare, compresses)
-        at = 0
-        for j in range(TILE // LANES):
-            bytes_, bits = load(top + LANES * j), found[j]
-            binades = give(field(bytes_, below, NEXT), bits, restored, at, compresses)
-            at += bit_count(bits)
-            store(top + LANES * j, either(raised(binades, below), field(bytes_, 0, rest)))
-        write_tile(
-            pages, stride, table, row, elements, tile, bases, item, near, near_bases,
-            low, top, streaming,
-        )  # fmt: skip
+    tops, both_masks, digits = scratch(TWO_TILES), scratch(TWO_MASKS), scratch(DIGITS)
+    part, lists, spare = scratch(PART), scratch(TWO_LISTS), scratch(LIST)
+    ring = 0xFF >> below
+    source = escapes + offset(sizes, begin)
+    # A tile is put together while the escapes of the next are restored: vectors that were just
+    # written cannot be read from other offsets without a wait.
+    for tile in range(begin, end + 1):
+        if tile < end:
+            plane, turn = tile * APART, tile % 2
+            top, masks, restored = tops + turn * TILE, both_masks + turn * MASK_BYTES, lists
+            restored += turn * LIST
+            unpack_planes(top, packed, fours + 4 * plane, twos + 2 * plane, ones + plane, AHEAD)
+            second, found = 0, pointer64(masks)
+            for j in range(TILE // LANES):
+                bits = at_least(load(top + LANES * j), NEXT << below)
+                found[j] = bits
+                second += bit_count(bits)
+            copy_bytes(source, part, size[tile])
+            restore_escapes(part, second, digits, ring, restored, spare, compresses)
+            source += size[tile]
+        if tile > begin and (row % TILE or ids[(tile - 1) * TILE // row] >= 0):
+            turn = (tile - 1) % 2
+            top, masks = tops + turn * TILE, both_masks + turn * MASK_BYTES
+            put_back(top, masks, lists + turn * LIST, below, compresses)
+            write_tile(
+                pages, stride, table, row, elements, tile - 1, bases, item, near, near_bases,
+                low, top, streaming,
+            )  # fmt: skip
     if streaming:
         fence()

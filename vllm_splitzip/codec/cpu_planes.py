@@ -9,7 +9,7 @@ neighbours each, 256 apart as well.
 
 from .cpu_compile import compiled
 from .cpu_fast import put
-from .cpu_lanes import either, field, raised
+from .cpu_lanes import constant, either, field, raised
 from .cpu_vector import LANES, load, prefetch, store
 from .planes import TILE
 
@@ -60,29 +60,46 @@ def put_planes(a, b, c, d, e, f, g, h, packed, fours, twos, ones, streaming):
 
 
 @compiled
-def unpack_plane(numbers, plane, at, width, ahead):
-    """A plane into bits `at` to `at + width` of a tile's numbers, which are 0 from there on."""
-    size, mask = TILE * width // 8, (1 << width) - 1
-    for j in range(0, size, LANES):
-        prefetch(plane + j + ahead * size)
-        packed = load(plane + j)
-        for k in range(8 // width):
-            part = field(packed, k * width, mask)
-            there = numbers + j + k * size
-            if at:
-                part = either(load(there), raised(part, at))
-            store(there, part)
+def spread(number, packed, k, fours, twos, ones):
+    """The `packed` bits of vector `k` of 8 (`number` is 0) from vectors of their planes."""
+    at = 0
+    if packed & 4:
+        number = field(fours, 4 * (k // 4), 15)
+        at = 4
+    if packed & 2:
+        number = either(number, raised(field(twos, 2 * (k // 2), 3), at))
+        at += 2
+    if packed & 1:
+        number = either(number, raised(field(ones, k, 1), at))
+    return number
 
 
 @compiled
 def unpack_planes(numbers, packed, fours, twos, ones, ahead):
     """A tile's planes to its numbers; `ahead` is after how many tiles more will be wanted."""
-    at = 0
-    if packed & 4:
-        unpack_plane(numbers, fours, at, 4, ahead)
-        at += 4
-    if packed & 2:
-        unpack_plane(numbers, twos, at, 2, ahead)
-        at += 2
-    if packed & 1:
-        unpack_plane(numbers, ones, at, 1, ahead)
+    none = constant(0)
+    four0 = four1 = four2 = four3 = two0 = two1 = one = none
+    for j in range(0, APART, LANES):
+        if packed & 4:
+            at = fours + j
+            four0, four1 = load(at), load(at + APART)
+            four2, four3 = load(at + 2 * APART), load(at + 3 * APART)
+            for k in range(4):
+                prefetch(at + k * APART + ahead * 4 * APART)
+        if packed & 2:
+            at = twos + j
+            two0, two1 = load(at), load(at + APART)
+            prefetch(at + ahead * 2 * APART)
+            prefetch(at + APART + ahead * 2 * APART)
+        if packed & 1:
+            one = load(ones + j)
+            prefetch(ones + j + ahead * APART)
+        at = numbers + j
+        store(at, spread(none, packed, 0, four0, two0, one))
+        store(at + APART, spread(none, packed, 1, four1, two1, one))
+        store(at + 2 * APART, spread(none, packed, 2, four2, two0, one))
+        store(at + 3 * APART, spread(none, packed, 3, four3, two1, one))
+        store(at + 4 * APART, spread(none, packed, 4, four0, two0, one))
+        store(at + 5 * APART, spread(none, packed, 5, four1, two1, one))
+        store(at + 6 * APART, spread(none, packed, 6, four2, two0, one))
+        store(at + 7 * APART, spread(none, packed, 7, four3, two1, one))

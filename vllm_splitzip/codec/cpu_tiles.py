@@ -27,7 +27,7 @@ ROOM_AND_LOW = 3 * TILE
 """The same, and their low bytes."""
 
 AHEAD = 3
-"""How many tiles ahead memory is asked for."""
+"""How many tiles ahead a decode asks for streams."""
 
 
 @compiled
@@ -152,7 +152,7 @@ def read_tile(
     ids = pointer64(table)
     element, plane = tile * TILE, tile * APART
     count = min(TILE, elements - element)
-    soon = min(tile + AHEAD, last) * TILE
+    soon = min(tile + 1, last) * TILE
     ahead = pages + ids[soon // row] * stride + item * (soon % row)
     whole = row % TILE == 0
     if whole:
