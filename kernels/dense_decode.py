@@ -56,7 +56,7 @@ def dense_decode(
     packed
         Bits of an element's top byte in the planes.
     bases
-        Of each channel, times 2. int16.
+        Of each channel, times 2; integers as wide as elements.
     low, planes
         The dense streams; planes of 4, 2 and 1 bits, any tensor for one that there is not. uint8.
     counts, firsts

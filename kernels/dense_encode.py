@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .bits import count_bits
+from .bits import HIGH_BITS, LOW_SEVEN, ONES, count_bits
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .tiles import (
@@ -29,9 +29,12 @@ from .tiles import (
     describe_tiles,
     in_tile,
     load_chunks,
+    load_words,
+    no_plane,
+    rotate,
     step_of,
     store_plane,
-    to_planes,
+    to_plane,
 )
 from .windows import WindowRule, choose_windows
 
@@ -57,7 +60,7 @@ class DenseBuffers:
     low, plane4, plane2, plane1
         The dense streams, of whole tiles, as parts of `streams`. uint8.
     windows, bases
-        Of each channel. uint8, int16.
+        Of each channel. uint8, integers as wide as elements.
     counts
         Entries of each chunk; 255 means 256. uint8.
     numbers, ends
@@ -101,7 +104,7 @@ class DenseBuffers:
         return cls(
             elements, channels, item, packed, streams, *parts,
             windows=empty(channels),
-            bases=empty(channels, dtype=torch.int16),
+            bases=empty(channels, dtype=INTEGERS[item]),
             counts=empty(tiles * CHUNKS.value),
             numbers=empty(tiles, dtype=torch.int32),
             ends=empty(tiles, dtype=torch.int32),
@@ -158,19 +161,24 @@ def dense_encode_kernel(
     )  # fmt: skip
     tile = tl.program_id(0)
     begin = tile.to(tl.int64) * TILE
-    words4 = tl.zeros((LANES, VECTOR), tl.uint32)
-    words2, words1 = words4, words4
+    BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
+    within = tl.arange(0, LANES)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    low = low.to(tl.pointer_type(tl.uint32), bitcast=True)
+    words4, words2, words1 = no_plane(4), no_plane(2), no_plane(1)
     total = tl.full((), 0, tl.int32)
     for chunk in range(CHUNKS):
-        rotated = load_chunks(
-            cache, ids, bases, pages, tile, chunk, elements, True, 1, WIDE, ASM
-        )  # fmt: skip
-        top = rotated
-        if cache.dtype.element_ty.primitive_bitwidth == 16:
-            tl.store(low + begin + in_tile(chunk, 1), rotated.to(tl.uint8))
-            top = rotated >> 8
-        words4, words2, words1 = to_planes(top, words4, words2, words1, chunk, PACKED)
-        number = write_entries(top >> PACKED, positions + begin + total, excesses + begin + total)
+        words, base = load_words(cache, ids, bases, pages, tile, chunk, elements, WIDE, ASM)
+        top, low_bytes = rotate(words, base, BITS, ASM)
+        if BITS == 16:
+            tl.store(low + begin // 4 + chunk * (CHUNK // 4) + within, low_bytes)
+        if PACKED & 4:
+            words4 = to_plane(words4, top, chunk, 4)
+        if PACKED & 2:
+            words2 = to_plane(words2, top >> (PACKED & 4), chunk, 2)
+        if PACKED & 1:
+            words1 = to_plane(words1, top >> (PACKED & 6), chunk, 1)
+        excess = (top >> PACKED) & ((0xFF >> PACKED) * ONES)
+        number = write_entries(excess, positions + begin + total, excesses + begin + total)
         tl.store(counts + tile * CHUNKS + chunk, tl.minimum(number, 255).to(tl.uint8))
         total += number
     tl.store(numbers + tile, total)
@@ -184,32 +192,43 @@ def dense_encode_kernel(
 
 @triton.jit
 def write_entries(excess, positions, excesses):
-    """Write a chunk's entries in order of position; returns how many. Shape: (1, 32, 8)."""
+    """Write a chunk's entries in order of position; returns how many.
+
+    A lane's excess is four bytes of at most 127 in each of two words.
+    """
     lane = tl.arange(0, LANES)
-    within = tl.arange(0, VECTOR)[None, :]
-    excess = tl.reshape(excess, (LANES, VECTOR))
-    bits = tl.sum((excess > 0).to(tl.uint32) << within.to(tl.uint32), axis=1)
-    own = count_bits(bits).to(tl.int32)
+    flags = (excess + LOW_SEVEN) & HIGH_BITS
+    own = tl.sum(count_bits(flags).to(tl.int32), axis=1)
     number = tl.sum(own, axis=0)
     if number > 0:
-        # Each lane's bytes in one word, to pick from.
-        packed = tl.sum(excess.to(tl.uint64) << (8 * within).to(tl.uint64), axis=1)
         # A byte cannot count to 256: a chunk that nearly gets there lists all it has.
         if number >= 255:
-            bits |= 0xFF
+            flags |= HIGH_BITS
             own = own * 0 + VECTOR
             number = number * 0 + 256
+        left, bytes_ = one_word(flags), one_word(excess)
         rank = tl.cumsum(own, axis=0) - own
         # Every lane writes its first entry, then every lane its second: mostly there is none.
         for _ in range(tl.max(own, axis=0)):
-            live = bits != 0
-            lowest = bits & (~bits + 1)
-            bits ^= lowest
-            j = count_bits(lowest - 1) & 7
-            tl.store(positions + rank, (lane * VECTOR + j.to(tl.int32)).to(tl.uint8), mask=live)
-            tl.store(excesses + rank, (packed >> (8 * j)).to(tl.uint8), mask=live)
+            live = left != 0
+            lowest = left & (~left + 1)
+            left ^= lowest
+            below = lowest - 1
+            bits = count_bits(below.to(tl.uint32)) + count_bits((below >> 32).to(tl.uint32))
+            # The flag is the top bit of its byte; with no flag left all bits are below.
+            byte = (bits >> 3) & 7
+            position = lane * VECTOR + byte.to(tl.int32)
+            tl.store(positions + rank, position.to(tl.uint8), mask=live)
+            tl.store(excesses + rank, (bytes_ >> (8 * byte)).to(tl.uint8), mask=live)
             rank += 1
     return number
+
+
+@triton.jit
+def one_word(words):
+    """A lane's two words as one of 64 bits."""
+    shift = (32 * tl.arange(0, 2)[None, :]).to(tl.uint64)
+    return tl.sum(words.to(tl.uint64) << shift, axis=1)
 
 
 @triton.jit(do_not_specialize=["elements", "limit", "tiles", *PAGE_ARGUMENTS])
@@ -241,7 +260,5 @@ def dense_collect_kernel(
             block_stride, head_stride, row_stride, column_stride,
         )  # fmt: skip
         for chunk in range(0, CHUNKS, STEP):
-            words = load_chunks(
-                cache, ids, ids, pages, tile, chunk, elements, False, STEP, WIDE, ASM
-            )  # fmt: skip
-            tl.store(raw + begin + in_tile(chunk, STEP), words.to(raw.dtype.element_ty))
+            words = load_chunks(cache, ids, pages, tile, chunk, elements, STEP, WIDE, ASM)
+            tl.store(raw + begin + in_tile(chunk, STEP), words)

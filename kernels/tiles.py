@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .bits import HIGH_BITS, LOW_SEVEN, ONES, permute
 from .pages import Divisor, Pages, divide, place
 
 TILE: tl.constexpr = tl.constexpr(2048)
@@ -122,26 +123,81 @@ def addresses(
 
 @triton.jit
 def load_chunks(
-    cache, ids, bases, pages, tile, first, elements,
-    ROTATED: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    cache, ids, pages, tile, first, elements,
+    STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Elements of some chunks, rotated or as they are; 0 where the run has ended. uint32."""
-    at, channel, block = addresses(ids, pages, tile, first, elements, STEP, WIDE, ASM)
-    live = block >= 0
-    words = tl.load(cache + at, mask=live, other=0)
-    BITS: tl.constexpr = words.dtype.primitive_bitwidth
-    MASK: tl.constexpr = (1 << BITS) - 1
-    words = words.to(tl.uint32) & MASK
-    if ROTATED:
-        # With the sign as lowest bit, no borrow crosses it: `bases` are even.
-        base = tl.load(bases + channel, mask=live, other=0).to(tl.uint32)
-        words = (((words << 1) | (words >> (BITS - 1))) - base) & MASK
-    return words
+    """Elements of some chunks as they are; 0 where the run has ended."""
+    at, _, block = addresses(ids, pages, tile, first, elements, STEP, WIDE, ASM)
+    return tl.load(cache + at, mask=block >= 0, other=0)
+
+
+@triton.jit
+def load_words(
+    cache, ids, bases, pages, tile, chunk, elements, WIDE: tl.constexpr, ASM: tl.constexpr
+):
+    """A chunk's elements and their bases, four in a word; 0 where the run has ended.
+
+    Shape: (32, 2), uint64 or uint32, as 2- or 1-byte elements need.
+    """
+    BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = tl.uint64 if BITS == 16 else tl.uint32
+    UNSIGNED: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint8
+    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
+    if WIDE:
+        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
+        index, offset, channel = find(unit, pages, WIDE)
+        # Runs are whole rows, and rows whole vectors.
+        live = unit < elements // VECTOR
+        block = tl.load(ids + index, mask=live, other=0)
+        at = (place(block, offset, pages, WIDE, ASM) * 2)[:, None] + half
+        channel = (channel * 2)[:, None] + half
+        cache = cache.to(tl.pointer_type(WORD), bitcast=True)
+        bases = bases.to(tl.pointer_type(WORD), bitcast=True)
+        words = tl.load(cache + at, mask=live[:, None], other=0)
+        base = tl.load(bases + channel, mask=live[:, None], other=0)
+    else:
+        words = tl.zeros((LANES, 2), WORD)
+        base = words
+        for i in tl.static_range(4):
+            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
+            live = element < elements
+            index, offset, channel = find(element, pages, WIDE)
+            block = tl.load(ids + index, mask=live, other=0)
+            word = tl.load(cache + place(block, offset, pages, WIDE, ASM), mask=live, other=0)
+            words |= word.to(UNSIGNED, bitcast=True).to(WORD) << (BITS * i)
+            word = tl.load(bases + channel, mask=live, other=0)
+            base |= word.to(UNSIGNED, bitcast=True).to(WORD) << (BITS * i)
+    return words, base
+
+
+@triton.jit
+def rotate(words, base, BITS: tl.constexpr, ASM: tl.constexpr):
+    """(top bytes, low bytes) of rotated elements, four in a word. uint32; low ones of 16 bits only.
+
+    With the sign as lowest bit, no borrow crosses it: `base` is even.
+    """
+    if BITS == 16:
+        first = rotate_pair(words.to(tl.uint32), base.to(tl.uint32))
+        second = rotate_pair((words >> 32).to(tl.uint32), (base >> 32).to(tl.uint32))
+        top, low = permute(first, second, 0x7531, ASM), permute(first, second, 0x6420, ASM)
+    else:
+        rotated = ((words << 1) & 0xFEFEFEFE) | ((words >> 7) & ONES)
+        # The top bits are kept out of the subtraction, and then subtracted without their borrows.
+        top = ((rotated | HIGH_BITS) - (base & LOW_SEVEN)) ^ ((rotated ^ ~base) & HIGH_BITS)
+        low = top
+    return top, low
+
+
+@triton.jit
+def rotate_pair(words, base):
+    """Two elements of 16 bits, rotated."""
+    rotated = ((words << 1) & 0xFFFEFFFE) | ((words >> 15) & 0x00010001)
+    return ((rotated | 0x80008000) - (base & 0x7FFF7FFF)) ^ ((rotated ^ ~base) & 0x80008000)
 
 
 @triton.jit
 def unrotated(rotated, base, BITS: tl.constexpr):
-    """The inverse of what `load_chunks` does to elements of so many bits."""
+    """The inverse of what `rotate` does to one element of so many bits."""
     words = (rotated + base.to(tl.uint32)) & ((1 << BITS) - 1)
     return (words >> 1) | ((words & 1) << (BITS - 1))
 
@@ -157,10 +213,17 @@ def in_plane(first, WIDTH: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def to_plane(numbers, first, WIDTH: tl.constexpr):
-    """The lowest bits of some chunks' numbers, as parts of the plane's words."""
-    shift = in_plane(first, WIDTH, numbers.shape[0])
-    return tl.sum((numbers & ((1 << WIDTH) - 1)) << shift, axis=0)
+def no_plane(WIDTH: tl.constexpr):
+    """A tile's part of a plane, in words of four bytes: nothing yet. Shape: (WIDTH, 32, 2)."""
+    return tl.zeros((WIDTH, LANES, 2), tl.uint32)
+
+
+@triton.jit
+def to_plane(plane, numbers, chunk, WIDTH: tl.constexpr):
+    """With the lowest bits of a chunk's numbers added, which are four in a word."""
+    part = (numbers & (((1 << WIDTH) - 1) * ONES)) << (chunk // WIDTH * WIDTH)
+    here = tl.arange(0, WIDTH)[:, None, None] == chunk % WIDTH
+    return plane | tl.where(here, part[None, :, :], 0)
 
 
 @triton.jit
@@ -172,33 +235,21 @@ def from_plane(words, first, WIDTH: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def store_plane(plane, tile, words, WIDTH: tl.constexpr):
     """Write a tile's part of a plane."""
-    within = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    plane += tile.to(tl.int64) * (CHUNK * WIDTH)
-    for i in tl.static_range(WIDTH):
-        tl.store(plane + i * CHUNK + within, (words >> (8 * i)).to(tl.uint8))
+    within = tl.arange(0, LANES)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+    within += tl.arange(0, WIDTH)[:, None, None] * (CHUNK // 4)
+    plane = plane.to(tl.pointer_type(tl.uint32), bitcast=True)
+    tl.store(plane + tile.to(tl.int64) * (CHUNK // 4 * WIDTH) + within, words)
 
 
 @triton.jit
 def load_plane(plane, tile, WIDTH: tl.constexpr):
-    """The inverse of `store_plane`."""
+    """A tile's part of a plane, in a lane's words for its elements. Shape: (32, 8)."""
     within = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     plane += tile.to(tl.int64) * (CHUNK * WIDTH)
     words = tl.zeros((LANES, VECTOR), tl.uint32)
     for i in tl.static_range(WIDTH):
         words |= tl.load(plane + i * CHUNK + within).to(tl.uint32) << (8 * i)
     return words
-
-
-@triton.jit
-def to_planes(numbers, words4, words2, words1, first, BITS: tl.constexpr):
-    """Words of all planes, with some chunks' numbers of so many bits added."""
-    if BITS & 4:
-        words4 |= to_plane(numbers, first, 4)
-    if BITS & 2:
-        words2 |= to_plane(numbers >> (BITS & 4), first, 2)
-    if BITS & 1:
-        words1 |= to_plane(numbers >> (BITS & 6), first, 1)
-    return words4, words2, words1
 
 
 @triton.jit

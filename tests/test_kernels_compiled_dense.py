@@ -30,7 +30,7 @@ SCHEMES["e5m2-fast"] = (1, FAST["e5m2"].packed)
 
 _ELEMENTS = {1: "*u8", 2: "*i16"}
 _POINTERS = {
-    "ids": "*i32", "bases": "*i16", "low": "*u8", "plane4": "*u8", "plane2": "*u8",
+    "ids": "*i32", "low": "*u8", "plane4": "*u8", "plane2": "*u8",
     "plane1": "*u8", "counts": "*u8", "numbers": "*i32", "ends": "*i32", "positions": "*u8",
     "excesses": "*u8", "to_positions": "*u8", "to_excesses": "*u8", "firsts": "*i32",
     "windows": "*u8",
@@ -40,7 +40,7 @@ _POINTERS = {
 @cache
 def machine_code(name: str, scheme: str, layout: str, target: str) -> Sass:
     kernel, (item, packed), wide = KERNELS[name], SCHEMES[scheme], LAYOUTS[layout]
-    pointers = _POINTERS | dict.fromkeys(("cache", "raw"), _ELEMENTS[item])
+    pointers = _POINTERS | dict.fromkeys(("cache", "raw", "bases"), _ELEMENTS[item])
     constants = {"PACKED": packed, "STEP": step_of(wide), "WIDE": wide, "ASM": True}
     compiled = compile_kernel(
         kernel,

@@ -168,6 +168,8 @@ def decode_dense(coded: Coded, scheme: Scheme, view: torch.Tensor, table: Table)
     if not elements:
         return
     doubled = bases(windows, scheme.number_format) << np.uint16(1)
+    if scheme.number_format.item == 1:
+        doubled = doubled.astype(np.uint8)
     with on(view.device):
         there = upload(
             [ids, doubled, *dense, counts, firsts.astype(np.int32), positions, excess],
