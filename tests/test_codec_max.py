@@ -1,8 +1,12 @@
 """Mode `max`: reference and CPU agree, refuse alike, and keep every bit."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -367,3 +371,20 @@ def test_warm_up_notices_wrong_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_max.loops, "decode_tiles", lambda *_: None)
     with pytest.raises(RuntimeError, match="compiled mode max is not"):
         host.warm_up()
+
+
+def test_other_processors(tmp_path: Path) -> None:
+    """Every mode compiles for one without any vector extension, and does what references do."""
+    probe = (
+        "from vllm_splitzip.codec import cpu_pick, host; host.warm_up(); print(cpu_pick.COMPRESSES)"
+    )
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env=environment, capture_output=True, check=True, text=True
+    )
+    assert done.stdout.strip() == "False"
