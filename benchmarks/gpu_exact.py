@@ -111,7 +111,7 @@ def fast(
 def raw(dtype: torch.dtype, device: torch.device) -> None:
     bits = torch.randint(256, (6, 8, 3, 16 * dtype.itemsize), device=device).to(torch.uint8)
     view, table = bits.view(dtype).transpose(1, 2), np.array([5, 0, 3])
-    coded = coded_by_device(codec.encode_raw(view, table))
+    coded = codec.encode_raw(view, table).result()
     back = torch.zeros_like(bits)
     codec.decode_raw(coded, back.view(dtype).transpose(1, 2), table)
     bits[[1, 2, 4]] = 0
