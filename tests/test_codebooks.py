@@ -43,7 +43,11 @@ def test_a_model_gets_its_own_codebook_and_others_the_one_for_any():
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "{}", '{"format": "bf16"}', '{"format": "fp8", "exponents": []}']
-    + [json.dumps({"format": "bf16", "exponents": e}) for e in ([1] * 16, [1, 2], [300] * 16, "x")],
+    + [
+        json.dumps({"format": "bf16", "exponents": e})
+        for e in ([1] * 16, [1, 2], [300] * 16, "x", 1 << 62)
+    ]
+    + ["[" * 100_000],
 )
 def test_a_malformed_file_is_refused(tmp_path, content):
     path = tmp_path / "book.json"
@@ -52,9 +56,10 @@ def test_a_malformed_file_is_refused(tmp_path, content):
         load_codebook(str(path))
 
 
-def test_a_missing_file_is_refused_with_what_there_is():
+@pytest.mark.parametrize("name", ["no-such-book", "~nosuchuser/book.json", "a\0b"])
+def test_a_missing_file_is_refused_with_what_there_is(name):
     with pytest.raises(CodebookError, match="shipped: bf16-any"):
-        load_codebook("no-such-book")
+        load_codebook(name)
 
 
 @pytest.mark.parametrize("exponents", [b"", bytes(15), bytes(range(17)), bytes(16)])

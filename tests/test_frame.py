@@ -183,6 +183,8 @@ MALFORMED = {
     "a layer too few": lambda content: content["layers"].pop() and content["layers"].pop() and None,
     "a layer too many": lambda content: content["layers"].append(content["layers"][1]),
     "codebook too short": lambda content: content.update(codebooks=[b"abc"]),
+    "codebook that is a number": lambda content: content.update(codebooks=[1 << 62]),
+    "codebook that is a list": lambda content: content.update(codebooks=[list(range(16))]),
     "codebook with a repeated entry": lambda content: content.update(codebooks=[bytes(16)]),
     "codebook that is not there": _set(0, 4, 7),
     "codebook below zero": _set(0, 4, -1),

@@ -35,7 +35,12 @@ def test_lmcache_keys_pass_by():
         ("load_timeout_s", 0),
         ("load_timeout_s", float("inf")),
         ("load_timeout_s", "10"),
+        ("load_timeout_s", 1e12),
+        ("load_timeout_s", 10**400),
         ("max_store_gib", 0),
+        ("max_store_gib", 1e-12),
+        ("max_store_gib", 1e308),
+        ("max_store_gib", float("nan")),
     ],
 )
 def test_a_bad_key_or_value_is_named(key, value):

@@ -22,7 +22,7 @@ class UnknownModeError(SplitZipError, ValueError):
 
 
 class FrameError(SplitZipError):
-    """A frame cannot be decoded. Nothing has been written where it would have been decoded to."""
+    """A frame cannot be decoded. Of the layer that is at fault nothing has been written."""
 
 
 class FrameTruncatedError(FrameError):

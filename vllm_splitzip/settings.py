@@ -3,7 +3,6 @@
 Keys that begin with ``lmcache.`` are LMCache's and are passed on as they are.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -63,12 +62,14 @@ class Settings:
         return cls(**own)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+MAX_TIMEOUT_S = 24 * 3600.0
+"""No load is worth a longer wait, and the clocks of event loops end somewhere beyond it."""
+
+MAX_STORE_GIB = 1 << 30
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
+def _is_number_within(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -84,7 +85,13 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "'auto', the name of a shipped codebook, or the path of a codebook file",
         lambda value: isinstance(value, str) and value != "",
     ),
-    "verify": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
-    "load_timeout_s": ("a positive number of seconds", _is_positive),
-    "max_store_gib": ("a positive number of GiB", _is_positive),
+    "verify": ("a number from 0 to 1", lambda value: _is_number_within(value, 0, 1)),
+    "load_timeout_s": (
+        f"a number of seconds from 0.001 to {MAX_TIMEOUT_S:.0f}",
+        lambda value: _is_number_within(value, 0.001, MAX_TIMEOUT_S),
+    ),
+    "max_store_gib": (
+        f"a number of GiB from 0.001 to {MAX_STORE_GIB}",
+        lambda value: _is_number_within(value, 0.001, MAX_STORE_GIB),
+    ),
 }

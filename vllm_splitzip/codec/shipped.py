@@ -51,13 +51,13 @@ def _read(name_or_path: str) -> dict[str, Any]:
     else:
         try:
             text = Path(name_or_path).expanduser().read_text()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise CodebookError(
                 f"no codebook {name_or_path!r} ({error}); shipped: {', '.join(shipped_names())}"
             ) from None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CodebookError(f"codebook {name_or_path!r} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise CodebookError(f"codebook {name_or_path!r} is not a JSON object")
@@ -70,6 +70,6 @@ def _parse(content: dict[str, Any], name: str) -> Codebook:
             f"codebook {name!r} is for format {content.get('format')!r}, expected 'bf16'"
         )
     try:
-        return Codebook(bytes(content["exponents"]))
+        return Codebook(bytes(list(content["exponents"])))
     except (KeyError, TypeError, ValueError) as error:
         raise CodebookError(f"codebook {name!r} is malformed: {error}") from None

@@ -3,6 +3,7 @@
 vLLM builds one instance in its scheduler and one in every worker. An instance has one half only.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ..errors import SplitZipError
 from ..settings import Settings
 from .geometry import geometry_of
 from .logs import log_with_vllm
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+
+logger = logging.getLogger(__name__)
 
 
 class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
@@ -55,11 +60,15 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_with_vllm()
         transfer = self._kv_transfer_config
-        settings = Settings.from_extra_config(transfer.kv_connector_extra_config)
-        refuse_unsupported(vllm_config, kv_cache_config)
+        try:
+            settings = Settings.from_extra_config(transfer.kv_connector_extra_config)
+            refuse_unsupported(vllm_config, kv_cache_config)
+            geometry = geometry_of(vllm_config, kv_cache_config, settings.chunk_tokens)
+        except SplitZipError as error:
+            logger.error("%s", error)  # noqa: TRY400  vLLM prints tracebacks enough
+            raise
         # A store is a cache: what it fails to deliver is computed, and no request fails for it.
         transfer.kv_load_failure_policy = "recompute"
-        geometry = geometry_of(vllm_config, kv_cache_config, settings.chunk_tokens)
         self._groups = len(kv_cache_config.kv_cache_groups)
         if role == KVConnectorRole.SCHEDULER:
             self._lookup = LookupClient(LOOKUP_TIMEOUT_S)

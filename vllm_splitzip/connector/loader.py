@@ -151,16 +151,14 @@ class Loader:
 
     def _decode(self, stored: Frame, frame: LoadFrame, part: int) -> None:
         """Write a frame's layers into their blocks, after all of them have been checked."""
-        expected = {
+        names = sorted(layer.name for layer in stored.layers)
+        expected = sorted(
             name
             for name, pages in self._pages.items()
             if pages.group in self._geometry.parts[part].groups
-        }
-        if {layer.name for layer in stored.layers} != expected:
-            raise FrameLayoutError(
-                f"holds layers {sorted(layer.name for layer in stored.layers)}, "
-                f"expected {sorted(expected)}"
-            )
+        )
+        if names != expected:
+            raise FrameLayoutError(f"holds layers {names}, expected {expected}")
         for layer in stored.layers:
             pages = self._pages[layer.name]
             blocks = frame.units * self._geometry.group_blocks[pages.group]

@@ -9,7 +9,7 @@ import torch
 from ..codec import host
 from ..codec.codebook import Codebook
 from ..codec.shipped import codebook_for, load_codebook
-from ..errors import UnsupportedModelError
+from ..errors import CodebookError, SettingError, UnsupportedModelError
 from ..settings import Settings
 from ..storage import Store, open_store
 from .counters import Counters
@@ -226,7 +226,12 @@ class WorkerHalf:
 
     def _codebook(self) -> Codebook:
         if self._settings.codebook != "auto":
-            return load_codebook(self._settings.codebook)
+            try:
+                return load_codebook(self._settings.codebook)
+            except CodebookError as error:
+                raise SettingError(
+                    f"kv_connector_extra_config['codebook'] is {self._settings.codebook!r}: {error}"
+                ) from error
         model = self._vllm_config.model_config
         config = model.hf_text_config
         return codebook_for(

@@ -60,7 +60,7 @@ def unpack_metadata(metadata: memoryview, data: memoryview, offset: int) -> Fram
     """
     try:
         content = msgpack.unpackb(metadata)
-        books = [Codebook(bytes(b)) for b in content["codebooks"]]
+        books = [_book(book) for book in content["codebooks"]]
         layers = []
         for entry in content["layers"]:
             layer, offset = _layer(entry, books, data, offset)
@@ -126,6 +126,12 @@ def _layer(entry: Any, books: list[Codebook], data: memoryview, offset: int) -> 
     )
     codebook = None if book is None else books[_count(book)]
     return Layer(name, format_name, dims, coded, codebook, packing), offset
+
+
+def _book(value: Any) -> Codebook:
+    if type(value) is not bytes:  # bytes(7) would be 7 zeros, and bytes(1 << 40) a terabyte.
+        raise FrameLayoutError(f"a codebook is {type(value).__name__}, expected bytes")
+    return Codebook(value)
 
 
 def _count(value: Any) -> int:
