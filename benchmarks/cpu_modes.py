@@ -3,12 +3,12 @@
 ``python -m benchmarks.cpu_modes [--model NAME ...] [--mode NAME ...] [--threads N ...]``
 
 Held-out KV lies in a paged cache as vLLM has it, the blocks of a run after each other or all over
-the cache, and is coded in runs of one layer: of 2,048 tokens, and of the 256 that a frame of the
-connector has. As many threads as are named take run after run, each coding alone, as the
-connector's threads do. Speeds are GB/s of BF16 input. Each round measures `copy_` (on as many
-threads), encode and decode, one after the other, so that what else the machine does hits all alike;
-the table has the medians and, in brackets, those of the quotients by the `copy_` of the same round.
-What is decoded is compared with what was encoded before any figure is printed.
+the cache, and is coded in runs of one layer: of all prompts together, of 2,048 tokens, and of the
+256 that a frame of the connector has. As many threads as are named take run after run, each coding
+alone, as the connector's threads do. Speeds are GB/s of BF16 input. Each round measures `copy_` (on
+as many threads), encode and decode, one after the other, so that what else the machine does hits
+all alike; the table has the medians and, in brackets, those of the quotients by the `copy_` of the
+same round. What is decoded is compared with what was encoded before any figure is printed.
 """
 
 import argparse
@@ -73,9 +73,9 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """One line of the table."""
     encode, decode = coder
-    prompts = [sample.paged(prompt, BLOCK_SIZE) for prompt in range(len(sample.names))]
-    shape: tuple[int, int, int] = prompts[0].shape[2:]
-    rows = np.concatenate([prompt.reshape(-1, prompt[0, 0].size) for prompt in prompts])
+    prompts = np.stack([sample.paged(prompt, BLOCK_SIZE) for prompt in range(len(sample.names))])
+    shape: tuple[int, int, int] = prompts.shape[3:]
+    rows = prompts.swapaxes(0, 1).reshape(-1, prompts[0, 0, 0].size)  # layer by layer
     order = np.arange(len(rows))
     if shuffled:
         order = np.random.default_rng(0).permutation(len(rows))
@@ -128,7 +128,7 @@ def main() -> None:
         book = Codebook.from_histogram(kv.exponent_histogram(kv.capture(model, "calibration")))
         sample = kv.capture(model, "held_out")
         for shuffled in (False, True):
-            for tokens in (2048, 256):
+            for tokens in (sample.tokens.size, 2048, 256):
                 for threads in options.threads:
                     for mode in options.mode:
                         row = measure(
