@@ -1,7 +1,9 @@
 """What the connector costs a request that finds nothing in the store: engines with and without it.
 
 Both engines are alive at once and take turns with the same fresh prompt, so that what else the
-machine does falls on both. A pair's figure is the ratio of its two times.
+machine does falls on both. A pair's figure is the ratio of its two times. Which engine is started
+first matters (threads, memory), so that a figure is worth something only with both orders of
+`--first`.
 
 ``python -m benchmarks.overhead [--pairs 5]`` prints the pairs and writes build/overhead.json.
 """
@@ -11,6 +13,7 @@ import json
 import shutil
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -30,6 +33,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=1024)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument(
+        "--first", choices=["with", "without"], default="without", help="engine started first"
+    )
     options = parser.parse_args()
 
     model = models.ensure(options.model)
@@ -44,6 +50,9 @@ def main() -> None:
         "dtype": "bfloat16",
         "block_size": 32,
         "enforce_eager": True,
+        # On a CPU vLLM gives an engine with a connector a worker process, with more threads than
+        # an engine without: both get one here.
+        "distributed_executor_backend": "mp",
         "max_model_len": options.prompt_tokens + options.max_tokens,
     }
     connected = {
@@ -54,10 +63,15 @@ def main() -> None:
             "kv_connector_extra_config": {"lmcache.remote_url": f"fs://localhost:0{store}"},
         },
     }
-    with (
-        Engine(BUILD / "overhead-without.log", plain) as without,
-        Engine(BUILD / "overhead-with.log", connected) as with_connector,
-    ):
+    starts = [("without", plain), ("with", connected)]
+    if options.first == "with":
+        starts.reverse()
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(Engine(BUILD / f"overhead-{name}.log", arguments))
+            for name, arguments in starts
+        }
+        without, with_connector = engines["without"], engines["with"]
         pairs = [
             measure(without, with_connector, prompt, options.max_tokens, index)
             for index, prompt in enumerate(prompts)
