@@ -21,9 +21,10 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import kv, models
-from vllm_splitzip.codec import cpu, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Blocks, Coded, Words
+from vllm_splitzip.codec.cpu import fast as cpu
+from vllm_splitzip.codec.reference import fast as reference
 
 BLOCK_SIZE = 16
 RUNS = {

@@ -26,11 +26,12 @@ import torch
 
 from benchmarks import kv, models
 from benchmarks.cpu_codec import empty_cache, flush
-from vllm_splitzip.codec import cpu, host
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Blocks, Coded
-from vllm_splitzip.codec.cpu_dense import decode_dense, encode_dense
-from vllm_splitzip.codec.cpu_max import decode_max, encode_max
+from vllm_splitzip.codec.cpu import fast as cpu
+from vllm_splitzip.codec.cpu.dense import decode_dense, encode_dense
+from vllm_splitzip.codec.cpu.max import decode_max, encode_max
 from vllm_splitzip.codec.packing import channels
 from vllm_splitzip.codec.scheme import DENSE, MAX
 

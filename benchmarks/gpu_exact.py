@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from vllm_splitzip.kernels import fast_encode
 
-from vllm_splitzip.codec import device as codec
-from vllm_splitzip.codec import reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Coded
+from vllm_splitzip.codec.device import fast as codec
+from vllm_splitzip.codec.reference import fast as reference
 
 from .gpu_data import BOOKS, LAYOUTS, Layout, kv_like, read, write
 

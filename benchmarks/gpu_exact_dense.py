@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from vllm_splitzip.kernels import dense_encode
 
-from vllm_splitzip.codec import device_dense as codec
-from vllm_splitzip.codec import reference_dense
+from vllm_splitzip.codec.device import dense as codec
 from vllm_splitzip.codec.packing import channels
+from vllm_splitzip.codec.reference import dense as reference_dense
 from vllm_splitzip.codec.scheme import DENSE, FAST, Scheme
 
 from .gpu_data import LAYOUTS

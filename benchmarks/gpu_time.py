@@ -9,7 +9,7 @@ from vllm_splitzip.kernels import fast_decode, fast_encode
 from vllm_splitzip.kernels.fast_encode import EncodeBuffers
 
 from vllm_splitzip.codec.codebook import Codebook
-from vllm_splitzip.codec.device import device_book
+from vllm_splitzip.codec.device.fast import device_book
 
 from . import two_pass
 from .gpu_data import Layout, kv_like, read, write

@@ -26,12 +26,14 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import kv, models
-from vllm_splitzip.codec import host, reference_dense, reference_max
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Blocks, Bytes, Coded
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.modes import MODES
 from vllm_splitzip.codec.packing import channels
+from vllm_splitzip.codec.reference import dense as reference_dense
+from vllm_splitzip.codec.reference import max as reference_max
 from vllm_splitzip.codec.scheme import SCHEMES
 from vllm_splitzip.frame import Frame, Layer, pack
 

@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import cpu, cpu_pool, cpu_raw, cpu_threads, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import CHUNK, Blocks, Coded, Words
+from vllm_splitzip.codec.cpu import fast as cpu
+from vllm_splitzip.codec.cpu import pool as cpu_pool
+from vllm_splitzip.codec.cpu import raw as cpu_raw
+from vllm_splitzip.codec.cpu import threads as cpu_threads
+from vllm_splitzip.codec.reference import fast as reference
 from vllm_splitzip.errors import FrameLayoutError
 
 RNG = np.random.default_rng(20260501)
@@ -388,7 +392,7 @@ def check_quietly(words: Words, book: Codebook) -> None:
 FORK = """
 import os
 import numpy as np
-from vllm_splitzip.codec import cpu
+from vllm_splitzip.codec.cpu import fast as cpu
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Blocks
 
@@ -418,15 +422,15 @@ def test_errors_in_threads_arrive() -> None:
 
 def test_warm_up_notices_wrong_code(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu.warm_up()
-    monkeypatch.setattr(cpu.cpu_fast, "decode_chunks", lambda *_: None)
+    monkeypatch.setattr(cpu.loops, "decode_chunks", lambda *_: None)
     with pytest.raises(RuntimeError, match="clear numba's cache"):
         cpu.warm_up()
 
 
 PROBE = """
-from vllm_splitzip.codec import cpu, cpu_fast
-cpu.warm_up()
-print(sum(cpu_fast.encode_chunks.stats.cache_hits.values()))
+from vllm_splitzip.codec.cpu import fast, fast_loops
+fast.warm_up()
+print(sum(fast_loops.encode_chunks.stats.cache_hits.values()))
 """
 NO_PLACE = "from numba.core.caching import CacheImpl; CacheImpl._locator_classes = []\n"
 

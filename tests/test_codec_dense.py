@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import cpu_dense, cpu_work, host, reference_dense
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.coded import Blocks, Coded
+from vllm_splitzip.codec.cpu import dense as cpu_dense
+from vllm_splitzip.codec.cpu import work as cpu_work
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.packing import PACKINGS, channels
+from vllm_splitzip.codec.reference import dense as reference_dense
 from vllm_splitzip.codec.scheme import DENSE, FAST, Scheme
 from vllm_splitzip.errors import FrameLayoutError
 from windowed import UNSIGNED, blocks_of, empty_like, every_pattern, flat, kv_like

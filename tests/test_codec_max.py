@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import cpu_max, host, reference_max
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.coded import Blocks, Coded
+from vllm_splitzip.codec.cpu import max as cpu_max
 from vllm_splitzip.codec.packing import PACKINGS, channels
 from vllm_splitzip.codec.planes import TILE
-from vllm_splitzip.codec.reference_windows import rotate
+from vllm_splitzip.codec.reference import max as reference_max
+from vllm_splitzip.codec.reference.windows import rotate
 from vllm_splitzip.codec.scheme import MAX, Scheme
 from vllm_splitzip.errors import FrameLayoutError
 from windowed import blocks_of, empty_like, every_pattern, flat, kv_like
@@ -376,7 +378,8 @@ def test_warm_up_notices_wrong_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_processors(tmp_path: Path) -> None:
     """Every mode compiles for one without any vector extension, and does what references do."""
     probe = (
-        "from vllm_splitzip.codec import cpu_pick, host; host.warm_up(); print(cpu_pick.COMPRESSES)"
+        "from vllm_splitzip.codec import host; from vllm_splitzip.codec.cpu import pick; "
+        "host.warm_up(); print(pick.COMPRESSES)"
     )
     environment = {
         **os.environ,

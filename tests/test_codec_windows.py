@@ -18,7 +18,7 @@ from vllm_splitzip.codec.planes import (
     unpack_pairs,
     widths,
 )
-from vllm_splitzip.codec.reference_windows import choose_windows, rotate, unrotate
+from vllm_splitzip.codec.reference.windows import choose_windows, rotate, unrotate
 from vllm_splitzip.codec.scheme import DENSE, MAX
 from vllm_splitzip.codec.windows import bases
 from vllm_splitzip.errors import UnknownModeError

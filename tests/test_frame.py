@@ -6,11 +6,12 @@ import pytest
 import xxhash
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import host, reference
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Coded
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.modes import MODES
+from vllm_splitzip.codec.reference import fast as reference
 from vllm_splitzip.errors import (
     FrameChecksumError,
     FrameError,

@@ -12,7 +12,7 @@ from vllm_splitzip.kernels.tiles import step_of
 
 from benchmarks.offline import Sass, accesses, compile_kernel
 from test_kernels_compiled import VIEWS, Recorder
-from vllm_splitzip.codec.device_dense import window_rule
+from vllm_splitzip.codec.device.dense import window_rule
 from vllm_splitzip.codec.scheme import DENSE, FAST
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

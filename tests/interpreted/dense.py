@@ -15,11 +15,12 @@ from triton.runtime.interpreter import InterpreterBuilder
 from vllm_splitzip.kernels import dense_decode, dense_encode, tiles
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import device_dense, reference_dense
 from vllm_splitzip.codec.coded import Coded
-from vllm_splitzip.codec.device_dense import decode_dense, encode_dense
+from vllm_splitzip.codec.device import dense as device_dense
+from vllm_splitzip.codec.device.dense import decode_dense, encode_dense
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.packing import channels
+from vllm_splitzip.codec.reference import dense as reference_dense
 from vllm_splitzip.codec.scheme import DENSE, FAST
 from vllm_splitzip.errors import FrameLayoutError
 from windowed import UNSIGNED, every_pattern, kv_like

@@ -15,9 +15,10 @@ from triton.runtime.interpreter import InterpreterBuilder
 from vllm_splitzip.kernels import fast_decode, fast_encode, launch, pages
 
 from bits import assert_bits_equal
-from vllm_splitzip.codec import device, reference
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import CHUNK, Coded, Words
+from vllm_splitzip.codec.device import fast as device
+from vllm_splitzip.codec.reference import fast as reference
 from vllm_splitzip.errors import FrameLayoutError
 
 Layout = Callable[[int, int, int, int], torch.Tensor]

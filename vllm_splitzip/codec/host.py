@@ -2,14 +2,16 @@
 
 import numpy as np
 
-from . import cpu, reference_dense, reference_max
 from .codebook import Codebook
 from .coded import Blocks, Coded
-from .cpu_dense import decode_dense, encode_dense
-from .cpu_max import decode_max, encode_max
-from .cpu_threads import DEFAULT_THREADS
+from .cpu import fast as cpu
+from .cpu.dense import decode_dense, encode_dense
+from .cpu.max import decode_max, encode_max
+from .cpu.threads import DEFAULT_THREADS
 from .modes import mode_for
 from .packing import channels
+from .reference import dense as reference_dense
+from .reference import max as reference_max
 from .scheme import SCHEMES, Scheme
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..codec import device, host
+from ..codec import host
 from ..codec.codebook import Codebook
 from ..codec.coded import Blocks, Coded
-from ..codec.device_dense import decode_dense, encode_dense
+from ..codec.device import fast as device
+from ..codec.device.dense import decode_dense, encode_dense
 from ..codec.modes import ITEM_BYTES
 from ..codec.packing import channels
 from ..codec.scheme import SCHEMES, Scheme

@@ -33,18 +33,11 @@ A chunk is 256 consecutive elements. Entries are ordered by chunk, then by posit
 
 import numpy as np
 
-from .coded import Bytes, Coded
-from .packing import Channels
-from .planes import TILE, pack, pack_pairs, tiles_of, unpack, unpack_pairs
-from .reference_windows import (
-    Elements,
-    choose_windows,
-    join_streams,
-    rotate,
-    split_streams,
-    unrotate,
-)
-from .scheme import Scheme
+from ..coded import Bytes, Coded
+from ..packing import Channels
+from ..planes import TILE, pack, pack_pairs, tiles_of, unpack, unpack_pairs
+from ..scheme import Scheme
+from .windows import Elements, choose_windows, join_streams, rotate, split_streams, unrotate
 
 ESCAPE_CHUNK = 256
 

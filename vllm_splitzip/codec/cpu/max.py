@@ -4,16 +4,16 @@ from functools import partial
 
 import numpy as np
 
-from ..errors import FrameLayoutError
-from . import cpu_max_loops as loops
-from .coded import Blocks, Bytes, Coded
-from .cpu_memory import STREAM_BYTES, Stream, source, target
-from .cpu_pick import COMPRESSES
-from .cpu_threads import DEFAULT_THREADS, run, spans
-from .cpu_windows import choose_windows, plan_for, spread_bases
-from .cpu_work import JOB_TILES, by_width, carve, dense_bytes, received, workspace
-from .planes import TILE, tiles_of
-from .scheme import Scheme
+from ...errors import FrameLayoutError
+from ..coded import Blocks, Bytes, Coded
+from ..planes import TILE, tiles_of
+from ..scheme import Scheme
+from . import max_loops as loops
+from .memory import STREAM_BYTES, Stream, source, target
+from .pick import COMPRESSES
+from .threads import DEFAULT_THREADS, run, spans
+from .windows import choose_windows, plan_for, spread_bases
+from .work import JOB_TILES, by_width, carve, dense_bytes, received, workspace
 
 
 def encode_max(blocks: Blocks, scheme: Scheme, threads: int = DEFAULT_THREADS) -> Coded | None:

@@ -15,8 +15,8 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from .cpu_lanes import _BITS
-from .cpu_vector import _BYTES, _I8, _I32, LANES, _constant, _load, vector
+from .lanes import _BITS
+from .vector import _BYTES, _I8, _I32, LANES, _constant, _load, vector
 
 COMPRESSES = "+avx512vbmi2" in cpu_target.target_context.codegen().magic_tuple()[2]
 """Whether this processor picks bytes out of a vector, or puts them back, in one instruction."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import FrameLayoutError
-from .coded import CHUNK, Bytes, Coded
+from ...errors import FrameLayoutError
+from ..coded import CHUNK, Bytes, Coded
 
 _ALIGNMENT = 64
 

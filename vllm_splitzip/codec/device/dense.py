@@ -1,6 +1,6 @@
 """Mode `dense`, and `fast` for E5M2, on a GPU: from vLLM's paged cache to streams and back.
 
-Used as `device.py`, whose description of views and tables holds here as well. Channels are those
+Used as `fast.py`, whose description of views and tables holds here as well. Channels are those
 of packing `tokens`.
 """
 
@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import FrameLayoutError
-from ..kernels import dense_decode, dense_encode
-from ..kernels.dense_encode import DenseBuffers
-from ..kernels.windows import WindowRule
-from . import cpu_dense_loops as loops
-from . import reference_dense
-from .coded import Bytes, Coded
-from .device import encode_raw
-from .device_memory import Pending, after, checked_ids, checked_stream, download, on, upload
-from .packing import channels
-from .planes import TILE, tiles_of, widths
-from .reference_dense import ESCAPE_CHUNK
-from .scheme import Scheme
-from .windows import bases, sampled_rows, sampled_states
+from ...errors import FrameLayoutError
+from ...kernels import dense_decode, dense_encode
+from ...kernels.dense_encode import DenseBuffers
+from ...kernels.windows import WindowRule
+from ..coded import Bytes, Coded
+from ..cpu import dense_loops as loops
+from ..packing import channels
+from ..planes import TILE, tiles_of, widths
+from ..reference import dense as reference_dense
+from ..reference.dense import ESCAPE_CHUNK
+from ..scheme import Scheme
+from ..windows import bases, sampled_rows, sampled_states
+from .fast import encode_raw
+from .memory import Pending, after, checked_ids, checked_stream, download, on, upload
 
 __all__ = ["DenseBuffers", "decode_dense", "encode_dense"]
 

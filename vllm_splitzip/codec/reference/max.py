@@ -35,18 +35,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .coded import Bytes, Coded
-from .packing import Channels
-from .planes import TILE, pack, pack_pairs, tiles_of, unpack, unpack_pairs
-from .reference_windows import (
-    Elements,
-    choose_windows,
-    join_streams,
-    rotate,
-    split_streams,
-    unrotate,
-)
-from .scheme import Scheme
+from ..coded import Bytes, Coded
+from ..packing import Channels
+from ..planes import TILE, pack, pack_pairs, tiles_of, unpack, unpack_pairs
+from ..scheme import Scheme
+from .windows import Elements, choose_windows, join_streams, rotate, split_streams, unrotate
 
 LEVELS = ((-1, 3, -2), (-3, 4, -4), (-5, -6, -7))
 NEXT = 3

@@ -3,9 +3,10 @@
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from .cpu_compile import compiled
-from .cpu_fast import copy_bytes, put
-from .cpu_lanes import (
+from ..planes import TILE
+from .compiling import compiled
+from .fast_loops import copy_bytes, put
+from .lanes import (
     at_least,
     chosen,
     constant,
@@ -16,9 +17,8 @@ from .cpu_lanes import (
     unrotate_bytes,
     unrotate_words,
 )
-from .cpu_planes import APART, put_planes
-from .cpu_vector import LANES, load, pointer8, pointer64, prefetch, store
-from .planes import TILE
+from .planes import APART, put_planes
+from .vector import LANES, load, pointer8, pointer64, prefetch, store
 
 MASK_BYTES = TILE // 8
 ROOM = 2 * TILE

@@ -9,15 +9,15 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from .cpu_compile import compiled
-from .cpu_fast import copy_bytes
-from .cpu_lanes import pointer32, prefetch_again
-from .cpu_memory import Pages
-from .cpu_pool import ALIGNMENT
-from .cpu_vector import LANES, pointer8, pointer16, pointer64
-from .packing import Channels
-from .scheme import Scheme
-from .windows import sampled_rows, sampled_states
+from ..packing import Channels
+from ..scheme import Scheme
+from ..windows import sampled_rows, sampled_states
+from .compiling import compiled
+from .fast_loops import copy_bytes
+from .lanes import pointer32, prefetch_again
+from .memory import Pages
+from .pool import ALIGNMENT
+from .vector import LANES, pointer8, pointer16, pointer64
 
 CACHED_BYTES = 1 << 19
 """A run of this size or less is brought into the cache whole while its sample is looked at."""

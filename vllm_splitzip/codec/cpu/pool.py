@@ -9,7 +9,7 @@ from threading import RLock
 
 import numpy as np
 
-from .coded import Bytes
+from ..coded import Bytes
 
 ALIGNMENT = 64
 

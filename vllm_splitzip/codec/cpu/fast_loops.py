@@ -1,15 +1,15 @@
-"""Mode `fast` on a CPU: the compiled loops. `reference.py` says what the bytes mean.
+"""Mode `fast` on a CPU: the compiled loops. `reference/fast.py` says what the bytes mean.
 
-All arguments are integers (addresses, sizes, strides), see `cpu_vector.py` for why. Nothing is
-checked here: `cpu.py` checks everything before it calls, and holds the arrays alive.
+All arguments are integers (addresses, sizes, strides), see `vector.py` for why. Nothing is
+checked here: `fast.py` checks everything before it calls, and holds the arrays alive.
 """
 
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from .coded import CHUNK
-from .cpu_compile import compiled
-from .cpu_vector import (
+from ..coded import CHUNK
+from .compiling import compiled
+from .vector import (
     LANES,
     fence,
     join,

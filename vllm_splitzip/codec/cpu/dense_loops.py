@@ -1,7 +1,7 @@
-"""Mode `dense` on a CPU: the compiled loops. `reference_dense.py` says what the bytes mean.
+"""Mode `dense` on a CPU: the compiled loops. `reference/dense.py` says what the bytes mean.
 
-All arguments are integers (addresses, sizes, strides), see `cpu_vector.py` for why. Nothing is
-checked here: `cpu_dense.py` checks everything before it calls, and holds the arrays alive.
+All arguments are integers (addresses, sizes, strides), see `vector.py` for why. Nothing is
+checked here: `dense.py` checks everything before it calls, and holds the arrays alive.
 """
 
 # numba and llvmlite are untyped.
@@ -9,22 +9,15 @@ checked here: `cpu_dense.py` checks everything before it calls, and holds the ar
 
 import numpy as np
 
-from .coded import Bytes
-from .cpu_compile import compiled
-from .cpu_lanes import (
-    bit_count,
-    constant,
-    counting,
-    equal_to,
-    field,
-    replaced,
-)
-from .cpu_pick import load_pairs, store_chosen, store_pairs
-from .cpu_planes import APART, unpack_planes
-from .cpu_tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
-from .cpu_vector import LANES, fence, load, pointer8, pointer64, scratch, store, trailing_zeros
-from .planes import TILE
-from .reference_dense import ESCAPE_CHUNK
+from ..coded import Bytes
+from ..planes import TILE
+from ..reference.dense import ESCAPE_CHUNK
+from .compiling import compiled
+from .lanes import bit_count, constant, counting, equal_to, field, replaced
+from .pick import load_pairs, store_chosen, store_pairs
+from .planes import APART, unpack_planes
+from .tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
+from .vector import LANES, fence, load, pointer8, pointer64, scratch, store, trailing_zeros
 
 CHUNKS = TILE // ESCAPE_CHUNK
 MASKS = ESCAPE_CHUNK // LANES

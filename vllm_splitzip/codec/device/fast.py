@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import FrameLayoutError
-from ..kernels import book as kernel_book
-from ..kernels import fast_decode, fast_encode, keep_raw
-from ..kernels.book import DeviceBook
-from ..kernels.fast_encode import EncodeBuffers
-from . import reference
-from .codebook import Codebook
-from .coded import CHUNK, Bytes, Coded, Words, chunks_of
-from .device_memory import Pending, after, checked_ids, checked_stream, download, on, upload
+from ...errors import FrameLayoutError
+from ...kernels import book as kernel_book
+from ...kernels import fast_decode, fast_encode, keep_raw
+from ...kernels.book import DeviceBook
+from ...kernels.fast_encode import EncodeBuffers
+from ..codebook import Codebook
+from ..coded import CHUNK, Bytes, Coded, Words, chunks_of
+from ..reference import fast as reference
+from .memory import Pending, after, checked_ids, checked_stream, download, on, upload
 
 __all__ = ["EncodeBuffers", "Pending", "decode_fast", "decode_raw", "encode_fast", "encode_raw"]
 

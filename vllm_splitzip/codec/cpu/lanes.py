@@ -1,4 +1,4 @@
-"""More 64-byte vectors for numba loops: what the windowed modes need. See `cpu_vector.py`."""
+"""More 64-byte vectors for numba loops: what the windowed modes need. See `vector.py`."""
 
 # numba and llvmlite are untyped, and so is what numba calls back.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -11,19 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .cpu_vector import (
-    _BYTES,
-    _I8,
-    _I32,
-    _I64,
-    LANES,
-    _constant,
-    _load,
-    _pointer,
-    _splat,
-    pair,
-    vector,
-)
+from .vector import _BYTES, _I8, _I32, _I64, LANES, _constant, _load, _pointer, _splat, pair, vector
 
 _BITS = ir.VectorType(ir.IntType(1), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES // 2)

@@ -1,16 +1,18 @@
-"""Mode `max` on a CPU: the compiled loops. `reference_max.py` says what the bytes mean.
+"""Mode `max` on a CPU: the compiled loops. `reference/max.py` says what the bytes mean.
 
-All arguments are integers (addresses, sizes, strides), see `cpu_vector.py` for why. Nothing is
-checked here but what `fits` is for: `cpu_max.py` checks everything else before it calls, and holds
+All arguments are integers (addresses, sizes, strides), see `vector.py` for why. Nothing is
+checked here but what `fits` is for: `max.py` checks everything else before it calls, and holds
 the arrays alive.
 """
 
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from .cpu_compile import compiled
-from .cpu_fast import copy_bytes
-from .cpu_lanes import (
+from ..planes import TILE
+from ..reference.max import LEVELS, NEXT
+from .compiling import compiled
+from .fast_loops import copy_bytes
+from .lanes import (
     at_least,
     bit_count,
     bits_of,
@@ -22,10 +24,10 @@ from .cpu_lanes import (
     raised,
     replaced,
 )
-from .cpu_pick import load_chosen, load_pairs, store_chosen, store_pairs
-from .cpu_planes import APART, unpack_planes
-from .cpu_tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
-from .cpu_vector import (
+from .pick import load_chosen, load_pairs, store_chosen, store_pairs
+from .planes import APART, unpack_planes
+from .tiles import AHEAD, MASK_BYTES, ROOM, ROOM_AND_LOW, read_tile, write_tile
+from .vector import (
     LANES,
     fence,
     load,
@@ -37,8 +39,6 @@ from .cpu_vector import (
     store,
     trailing_zeros,
 )
-from .planes import TILE
-from .reference_max import LEVELS, NEXT
 
 (L2A, L2B, L2C), (L3A, L3B, L3C), (L4A, L4B, L4C) = LEVELS
 

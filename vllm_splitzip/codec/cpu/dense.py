@@ -4,17 +4,17 @@ from functools import partial
 
 import numpy as np
 
-from ..errors import FrameLayoutError
-from . import cpu_dense_loops as loops
-from .coded import Blocks, Bytes, Coded
-from .cpu_memory import STREAM_BYTES, Stream, source, target
-from .cpu_pick import COMPRESSES
-from .cpu_threads import DEFAULT_THREADS, run, spans
-from .cpu_windows import choose_windows, plan_for, spread_bases
-from .cpu_work import JOB_TILES, by_width, carve, dense_bytes, received, workspace
-from .planes import TILE, tiles_of
-from .reference_dense import ESCAPE_CHUNK
-from .scheme import Scheme
+from ...errors import FrameLayoutError
+from ..coded import Blocks, Bytes, Coded
+from ..planes import TILE, tiles_of
+from ..reference.dense import ESCAPE_CHUNK
+from ..scheme import Scheme
+from . import dense_loops as loops
+from .memory import STREAM_BYTES, Stream, source, target
+from .pick import COMPRESSES
+from .threads import DEFAULT_THREADS, run, spans
+from .windows import choose_windows, plan_for, spread_bases
+from .work import JOB_TILES, by_width, carve, dense_bytes, received, workspace
 
 
 def encode_dense(

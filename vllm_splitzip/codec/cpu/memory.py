@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FrameLayoutError
-from .coded import Blocks, Bytes
-from .cpu_pool import ALIGNMENT
+from ...errors import FrameLayoutError
+from ..coded import Blocks, Bytes
+from .pool import ALIGNMENT
 
 STREAM_BYTES = 1 << 17
 """From this size on, output bypasses the cache: what uses it comes after all other layers."""

@@ -7,14 +7,15 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from ..errors import FrameLayoutError
-from . import cpu_fast, reference
-from .codebook import Codebook
-from .coded import CHUNK, Blocks, Bytes, Coded, chunks_of
-from .cpu_memory import STREAM_BYTES, Stream, source, target
-from .cpu_pool import aligned_bytes
-from .cpu_raw import decode_raw, encode_raw
-from .cpu_threads import DEFAULT_THREADS, run, spans
+from ...errors import FrameLayoutError
+from ..codebook import Codebook
+from ..coded import CHUNK, Blocks, Bytes, Coded, chunks_of
+from ..reference import fast as reference
+from . import fast_loops as loops
+from .memory import STREAM_BYTES, Stream, source, target
+from .pool import aligned_bytes
+from .raw import decode_raw, encode_raw
+from .threads import DEFAULT_THREADS, run, spans
 
 __all__ = ["decode_fast", "decode_raw", "encode_fast", "encode_raw", "warm_up"]
 
@@ -51,7 +52,7 @@ def encode_fast(blocks: Blocks, book: Codebook, threads: int = DEFAULT_THREADS) 
         for most in (min(limit, (end - begin) * CHUNK // 32), limit):
             lists = aligned_bytes(3 * (most + CHUNK))
             at, after = lists.ctypes.data, 2 * (most + CHUNK)
-            number = cpu_fast.encode_chunks(
+            number = loops.encode_chunks(
                 pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
                 address, address + after_codes, address + after_rest,
                 at, at + after, most, book_address, window, int(streaming),
@@ -98,7 +99,7 @@ def decode_fast(
     counts = Stream("counts", coded.tables.get("counts"), 2 * chunks, width=2)
     exponents = Stream("exponents", coded.tables.get("exponents"))
     positions = Stream("positions", coded.tables.get("positions"), 2 * exponents.size, width=2)
-    if not cpu_fast.fits(counts.address, positions.address, exponents.size, elements):
+    if not loops.fits(counts.address, positions.address, exponents.size, elements):
         counted = int(counts.held.view(np.uint16).sum(dtype=np.int64))
         furthest = positions.held.view(np.uint16).max(initial=0)
         raise FrameLayoutError(
@@ -110,7 +111,7 @@ def decode_fast(
     streaming = whole_vectors and 2 * elements >= STREAM_BYTES
 
     def code(begin: int, end: int) -> None:
-        cpu_fast.decode_chunks(
+        loops.decode_chunks(
             pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
             codes.address, rest.address, counts.address,
             positions.address, exponents.address, book_address, window, int(streaming),

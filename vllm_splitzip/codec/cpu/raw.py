@@ -5,15 +5,15 @@
 
 from functools import partial
 
-from ..errors import FrameLayoutError
-from . import cpu_memory
-from .coded import Blocks, Coded
-from .cpu_compile import compiled
-from .cpu_fast import AHEAD, WORD_BYTES, copy_bytes, put
-from .cpu_memory import STREAM_BYTES, Pages, Stream
-from .cpu_pool import ALIGNMENT, aligned_bytes
-from .cpu_threads import DEFAULT_THREADS, run, spans
-from .cpu_vector import LANES, fence, load, pointer64, prefetch
+from ...errors import FrameLayoutError
+from ..coded import Blocks, Coded
+from . import memory
+from .compiling import compiled
+from .fast_loops import AHEAD, WORD_BYTES, copy_bytes, put
+from .memory import STREAM_BYTES, Pages, Stream
+from .pool import ALIGNMENT, aligned_bytes
+from .threads import DEFAULT_THREADS, run, spans
+from .vector import LANES, fence, load, pointer64, prefetch
 
 WIDTHS = (1, 2)
 
@@ -28,7 +28,7 @@ def encode_raw(blocks: Blocks, threads: int = DEFAULT_THREADS) -> Coded:
     IndexError
         When the table names a block that does not exist.
     """
-    pages = cpu_memory.source(blocks, WIDTHS)
+    pages = memory.source(blocks, WIDTHS)
     flat = aligned_bytes(blocks.elements * blocks.pages.itemsize)
     _copy(blocks, pages, flat.ctypes.data, threads, into_pages=False)
     return Coded(mode="raw", elements=blocks.elements, dense=(flat,))
@@ -42,7 +42,7 @@ def decode_raw(coded: Coded, blocks: Blocks, threads: int = DEFAULT_THREADS) -> 
     FrameLayoutError
         When there are more or fewer bytes than the blocks have. Nothing has been written then.
     """
-    pages = cpu_memory.target(blocks, WIDTHS)
+    pages = memory.target(blocks, WIDTHS)
     if coded.elements != blocks.elements or len(coded.dense) != 1:
         raise FrameLayoutError(
             f"{coded.elements} elements in {len(coded.dense)} dense streams, "

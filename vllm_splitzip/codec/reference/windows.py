@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .coded import Bytes, Coded
-from .formats import NumberFormat
-from .packing import Channels
-from .scheme import Scheme
-from .windows import Placement, bases, place, sampled_rows, sampled_states
+from ..coded import Bytes, Coded
+from ..formats import NumberFormat
+from ..packing import Channels
+from ..scheme import Scheme
+from ..windows import Placement, bases, place, sampled_rows, sampled_states
 
 Elements = npt.NDArray[Any]
 

@@ -3,11 +3,11 @@
 import threading
 from functools import lru_cache
 
-from ..errors import FrameLayoutError
-from .coded import Bytes, Coded
-from .cpu_memory import Stream
-from .cpu_pool import ALIGNMENT, aligned_bytes
-from .scheme import Scheme
+from ...errors import FrameLayoutError
+from ..coded import Bytes, Coded
+from ..scheme import Scheme
+from .memory import Stream
+from .pool import ALIGNMENT, aligned_bytes
 
 JOB_TILES = 256
 """Least work for a thread, 1 MiB of words: below it the hand-over costs more than it saves."""

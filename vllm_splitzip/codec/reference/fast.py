@@ -21,8 +21,8 @@ by chunk, then by position. (SplitZip, arXiv 2605.01708, section 3.)
 
 import numpy as np
 
-from .codebook import Codebook
-from .coded import CHUNK, Coded, Words, chunks_of
+from ..codebook import Codebook
+from ..coded import CHUNK, Coded, Words, chunks_of
 
 HALF = CHUNK // 2
 ESCAPE = 255

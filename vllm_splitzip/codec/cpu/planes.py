@@ -7,11 +7,11 @@ neighbours each, 256 apart as well.
 # numba and llvmlite are untyped.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from .cpu_compile import compiled
-from .cpu_fast import put
-from .cpu_lanes import constant, either, field, raised
-from .cpu_vector import LANES, load, prefetch, store
-from .planes import TILE
+from ..planes import TILE
+from .compiling import compiled
+from .fast_loops import put
+from .lanes import constant, either, field, raised
+from .vector import LANES, load, prefetch, store
 
 APART = TILE // 8
 

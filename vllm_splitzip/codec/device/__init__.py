@@ -1,0 +1,1 @@
+"""The codec on a GPU: launches of the Triton kernels, and the memory between host and device."""

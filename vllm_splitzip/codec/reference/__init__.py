@@ -1,0 +1,1 @@
+"""The codec written to be read: the bytes that every other form must reproduce."""
