@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,19 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "splitzip",
 }
+
+
+def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment as an engine is to see it, with `extra` on top."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(UNSET)}
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", **inherited, **ENVIRONMENT, **(extra or {})}
+
+
+def end_of_log(log: Path) -> str:
+    """The last lines of a log, and the last errors that it names."""
+    lines = log.read_text(errors="replace").splitlines()
+    causes = [line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)]
+    return "\n".join(dict.fromkeys([*causes[-5:], *lines[-10:]]))
 
 
 class EngineFailedError(RuntimeError):
@@ -81,7 +95,6 @@ class Engine:
 
     def __init__(self, log: Path, arguments: dict[str, Any]) -> None:
         self._log = log
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(UNSET)}
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as output:
             self._process = subprocess.Popen(
@@ -90,7 +103,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 cwd=REPO_ROOT,
-                env={"VLLM_CPU_KVCACHE_SPACE": "1", **inherited, **ENVIRONMENT},
+                env=engine_environment(),
                 start_new_session=True,
             )
         try:
@@ -134,7 +147,8 @@ class Engine:
             return json.loads(self._read_line(time.monotonic() + timeout_s))
         except (OSError, ValueError) as error:
             raise EngineFailedError(
-                f"the vLLM engine failed: {error}. The end of its log, {self._log}:\n{self._tail()}"
+                f"the vLLM engine failed: {error}. The end of its log, {self._log}:\n"
+                f"{end_of_log(self._log)}"
             ) from error
 
     def _read_line(self, deadline: float) -> bytes:
@@ -158,11 +172,6 @@ class Engine:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-
-    def _tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        causes = [line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)]
-        return "\n".join(dict.fromkeys([*causes[-5:], *lines[-10:]]))
 
 
 def _serve() -> None:
