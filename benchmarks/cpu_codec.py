@@ -1,65 +1,63 @@
-"""Speed of the CPU codec on real KV, beside `torch.Tensor.copy_` of the same bytes.
+"""Speed of every mode on a CPU on real KV, beside `torch.Tensor.copy_` of the same bytes.
 
-``python -m benchmarks.cpu_codec [--model NAME ...] [--threads N ...] [--rounds N]``
+``python -m benchmarks.cpu_codec [--model NAME ...] [--mode NAME ...] [--threads N ...]``
 
-The held-out KV lies in a paged cache as vLLM has it. It is coded in one call with its blocks in
-order of address, which is the way `copy_` goes; in one call with its blocks in random order, which
-is the worst a block table can be; and in random order in as many calls as there are layers of 2,048
-or of 256 tokens, the latter being what the connector asks for. Speeds are GB/s of BF16 input. Each
-round measures everything once, one after the other, so that what else the machine does hits all
-alike; the table has the median of the rounds and, in brackets, the lowest and the highest.
+Held-out KV lies in a paged cache as vLLM has it, the blocks of a run after each other or all over
+the cache, and is coded in runs of one layer: of all prompts together, of 2,048 tokens, and of the
+256 that a frame of the connector has. As many threads as are named take run after run, each coding
+alone, as the connector's threads do. Speeds are GB/s of BF16 input. Each round measures `copy_` (on
+as many threads), encode and decode, one after the other, so that what else the machine does hits
+all alike; the table has the medians and, in brackets, those of the quotients by the `copy_` of the
+same round. What is decoded is compared with what was encoded before any figure is printed.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks import kv, models
+from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import Blocks, Coded, Words
 from vllm_splitzip.codec.cpu import fast as cpu
-from vllm_splitzip.codec.reference import fast as reference
+from vllm_splitzip.codec.cpu.dense import decode_dense, encode_dense
+from vllm_splitzip.codec.cpu.max import decode_max, encode_max
+from vllm_splitzip.codec.packing import channels
+from vllm_splitzip.codec.scheme import DENSE, MAX
 
 BLOCK_SIZE = 16
-RUNS = {
-    "all, in order": None,
-    "all, shuffled": None,
-    "2,048 tokens, shuffled": 2048,
-    "256 tokens, shuffled": 256,
-}
+
+Encode = Callable[[Blocks], Coded | None]
+Decode = Callable[[Coded, Blocks], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one run length did at one number of threads."""
-
-    ratio: float
-    speeds: dict[str, list[float]]
-
-    def __str__(self) -> str:
-        cells = [
-            f"{median(speeds):6.2f} [{min(speeds):5.2f} - {max(speeds):5.2f}]"
-            for speeds in self.speeds.values()
-        ]
-        return " | ".join([f"{self.ratio:.4f}", *cells])
-
-
-def paged(model: str) -> tuple[Words, npt.NDArray[np.int64], Codebook]:
-    """(cache of pages, table of all blocks, layer by layer in token order, codebook)."""
-    book = Codebook.from_histogram(kv.exponent_histogram(kv.capture(model, "calibration")))
-    sample = kv.capture(model, "held_out")
-    prompts = [sample.paged(prompt, BLOCK_SIZE) for prompt in range(len(sample.names))]
-    rows = np.concatenate([prompt.reshape(-1, prompt[0, 0].size) for prompt in prompts])
-    order = np.random.default_rng(0).permutation(len(rows))
-    cache = empty_cache(rows)
-    cache[order] = rows
-    return cache, order, book
+def coders(book: Codebook) -> dict[str, tuple[Encode, Decode]]:
+    """(encode, decode) of each mode, on the calling thread alone."""
+    dense, most = DENSE["bf16"], MAX["bf16"]
+    return {
+        "raw": (partial(cpu.encode_raw, threads=1), partial(cpu.decode_raw, threads=1)),
+        "fast": (
+            lambda blocks: cpu.encode_fast(blocks, book, 1),
+            lambda coded, blocks: cpu.decode_fast(coded, book, blocks, 1),
+        ),
+        "dense": (
+            lambda blocks: encode_dense(blocks, dense, threads=1),
+            lambda coded, blocks: decode_dense(coded, dense, blocks, 1),
+        ),
+        "max": (
+            lambda blocks: encode_max(blocks, most, 1),
+            lambda coded, blocks: decode_max(coded, most, blocks, 1),
+        ),
+    }
 
 
 def empty_cache(like: Words) -> Words:
@@ -75,93 +73,93 @@ def flush() -> None:
     SCRATCH.max()
 
 
-def check(blocks: Blocks, book: Codebook) -> None:
-    """The bytes are the reference's."""
-    expected = reference.encode(blocks.pages[blocks.table].reshape(-1), book)
-    actual = cpu.encode_fast(blocks, book)
-    assert actual is not None
-    for ours, theirs in zip(actual.dense, expected.dense, strict=True):
-        assert np.array_equal(ours, theirs)
-    for name, table in expected.tables.items():
-        assert np.array_equal(actual.tables[name], table), name
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    flush()
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
 
 
 def measure(
-    cache: Words, tables: list[npt.NDArray[np.int64]], book: Codebook, threads: int, rounds: int
-) -> Row:
-    torch.set_num_threads(threads)
-    back = empty_cache(cache)
-    runs = [(Blocks(cache, table), Blocks(back, table)) for table in tables]
+    sample: kv.KVSample, mode: str, coder: tuple[Encode, Decode], *,
+    shuffled: bool, tokens: int, threads: int, rounds: int,
+) -> dict[str, Any]:  # fmt: skip
+    """One line of the table."""
+    encode, decode = coder
+    prompts = np.stack([sample.paged(prompt, BLOCK_SIZE) for prompt in range(len(sample.names))])
+    shape: tuple[int, int, int] = prompts.shape[3:]
+    rows = prompts.swapaxes(0, 1).reshape(-1, prompts[0, 0, 0].size)  # layer by layer
+    order = np.arange(len(rows))
+    if shuffled:
+        order = np.random.default_rng(0).permutation(len(rows))
+    cache, back = empty_cache(rows), empty_cache(rows)
+    cache[order] = rows
+    known = channels("tokens", shape)
+    tables = np.array_split(order, len(order) * BLOCK_SIZE // tokens)
+    sources = [Blocks(cache, table, "bf16", known) for table in tables]
+    targets = [Blocks(back, table, "bf16", known) for table in tables]
     origin = torch.from_numpy(cache.view(np.int16))
     copied = torch.zeros_like(origin)
-    coded: list[Coded] = []
-
-    def encode() -> None:
-        for source, _ in runs:
-            one = cpu.encode_fast(source, book, threads)
-            assert one is not None, "real KV gets smaller"
-            coded.append(one)
-
-    def decode() -> None:
-        for one, (_, target) in zip(coded, runs, strict=True):
-            cpu.decode_fast(one, book, target, threads)
-
-    def gather() -> None:
-        coded.extend(cpu.encode_raw(source, threads) for source, _ in runs)
-
-    def scatter() -> None:
-        for one, (_, target) in zip(coded, runs, strict=True):
-            cpu.decode_raw(one, target, threads)
-
-    steps: dict[str, Callable[[], object]] = {
-        "copy_": lambda: copied.copy_(origin),
-        "fast encode": encode,
-        "fast decode": decode,
-        "raw encode": gather,
-        "raw decode": scatter,
-    }
-    speeds: dict[str, list[float]] = {name: [] for name in steps}
-    ratio = 0.0
-    # `raw` has rounds of its own: two modes' output at once is more than the codec keeps memory
-    # for. In each first round every page's first touch is included, so it does not count.
-    for mode in ("fast", "raw"):
+    torch.set_num_threads(threads)
+    speeds: dict[str, list[float]] = {"copy": [], "encode": [], "decode": []}
+    with ThreadPoolExecutor(threads) as pool:
         for number in range(rounds + 1):
-            for name in ("copy_", f"{mode} encode", f"{mode} decode"):
-                if name.endswith("encode"):
-                    coded.clear()
-                    back.fill(0)
-                flush()
-                start = time.perf_counter()
-                steps[name]()
-                seconds = time.perf_counter() - start
-                if number:
+            copy_s, _ = timed(lambda: copied.copy_(origin))
+            encode_s, coded = timed(lambda: list(pool.map(encode, sources)))
+            back.fill(0)
+            decode_s, _ = timed(lambda coded=coded: list(pool.map(decode, coded, targets)))
+            if number:  # The first touches of all memory are in the first round.
+                for name, seconds in zip(speeds, (copy_s, encode_s, decode_s), strict=True):
                     speeds[name].append(cache.nbytes / seconds / 1e9)
-            assert np.array_equal(back, cache), f"{mode} is not exact"
-            if mode == "fast":
-                ratio = cache.nbytes / sum(one.nbytes for one in coded)
-    return Row(ratio, speeds)
+            ratio = cache.nbytes / sum(one.nbytes for one in coded)
+            del coded
+        assert np.array_equal(back, cache), f"{mode} is not exact"
+    by_copy = {
+        name: median(ours / copy for ours, copy in zip(values, speeds["copy"], strict=True))
+        for name, values in speeds.items()
+    }
+    return {
+        "model": sample.model, "mode": mode, "tokens": tokens, "threads": threads,
+        "blocks": "shuffled" if shuffled else "in order", "ratio": ratio,
+        **{f"{name}_gbs": median(values) for name, values in speeds.items()},
+        **{f"{name}_by_copy": by_copy[name] for name in ("encode", "decode")},
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of the CPU codec on real KV.")
+    parser = argparse.ArgumentParser(description="Speed of every mode on a CPU on real KV.")
     parser.add_argument("--model", nargs="+", default=list(models.SOURCES), metavar="NAME")
+    parser.add_argument(
+        "--mode", nargs="+", default=["raw", "fast", "dense", "max"], metavar="NAME"
+    )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
     parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
-    cpu.warm_up()
-    for model in arguments.model:
-        cache, order, book = paged(model)
-        check(Blocks(cache, order[: len(order) // 6]), book)
-        window = "window" if book.window else "table"
-        print(f"\n{model}: {cache.nbytes / 1e6:.0f} MB, codebook {[*book.exponents]} ({window})")
-        print("run | threads | ratio | copy_ | fast encode | fast decode | raw encode | raw decode")
-        for name, tokens in RUNS.items():
-            parts = 1 if tokens is None else len(order) * BLOCK_SIZE // tokens
-            table = order if name.endswith("shuffled") else np.arange(len(order))
-            tables = np.array_split(table, parts)
-            for threads in arguments.threads:
-                row = measure(cache, tables, book, threads, arguments.rounds)
-                print(f"{name} | {threads} | {row}", flush=True)
+    parser.add_argument("--out", type=Path, default=Path("build/cpu_codec.json"))
+    options = parser.parse_args()
+    host.warm_up()
+    print("model | blocks | tokens | threads | mode | ratio | copy_ | encode | decode")
+    rows = []
+    for model in options.model:
+        book = Codebook.from_histogram(kv.exponent_histogram(kv.capture(model, "calibration")))
+        sample = kv.capture(model, "held_out")
+        for shuffled in (False, True):
+            for tokens in (sample.tokens.size, 2048, 256):
+                for threads in options.threads:
+                    for mode in options.mode:
+                        row = measure(
+                            sample, mode, coders(book)[mode], shuffled=shuffled, tokens=tokens,
+                            threads=threads, rounds=options.rounds,
+                        )  # fmt: skip
+                        rows.append(row)
+                        print(
+                            f"{model} | {row['blocks']} | {tokens} | {threads} | {mode} | "
+                            f"{row['ratio']:.4f} | {row['copy_gbs']:.2f} | "
+                            f"{row['encode_gbs']:.2f} [{row['encode_by_copy']:.2f}] | "
+                            f"{row['decode_gbs']:.2f} [{row['decode_by_copy']:.2f}]",
+                            flush=True,
+                        )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
