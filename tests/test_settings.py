@@ -41,6 +41,8 @@ def test_lmcache_keys_pass_by():
         ("max_store_gib", 1e-12),
         ("max_store_gib", 1e308),
         ("max_store_gib", float("nan")),
+        ("trace_dir", ""),
+        ("trace_dir", 1),
     ],
 )
 def test_a_bad_key_or_value_is_named(key, value):

@@ -34,6 +34,8 @@ class Settings:
     max_store_gib
         GiB that an `fs://` store may fill; what was not used for longest is let go of. None: 10
         for the default store, no limit for one that the user configured.
+    trace_dir
+        Directory for a timeline of saves and loads, one file per process. None: none is kept.
     """
 
     codec: str = "fast"
@@ -42,6 +44,7 @@ class Settings:
     verify: float = 0.0
     load_timeout_s: float = 30.0
     max_store_gib: float | None = None
+    trace_dir: str | None = None
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> Self:
@@ -93,5 +96,9 @@ _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max_store_gib": (
         f"a number of GiB from 0.001 to {MAX_STORE_GIB}",
         lambda value: _is_number_within(value, 0.001, MAX_STORE_GIB),
+    ),
+    "trace_dir": (
+        "the path of a directory",
+        lambda value: isinstance(value, str) and value != "",
     ),
 }

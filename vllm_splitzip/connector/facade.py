@@ -4,6 +4,7 @@ vLLM builds one instance in its scheduler and one in every worker. An instance h
 """
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from .messages import LookupAddress, Step
 from .refusals import refuse_unsupported
 from .scheduler import SchedulerHalf
 from .stats import SplitZipPromMetrics, SplitZipStats
+from .trace import open_trace
 from .worker import LOOKUP_TIMEOUT_S, WorkerHalf
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
             settings = Settings.from_extra_config(transfer.kv_connector_extra_config)
             refuse_unsupported(vllm_config, kv_cache_config)
             geometry = geometry_of(vllm_config, kv_cache_config, settings.chunk_tokens)
+            self._trace = open_trace(settings.trace_dir, role.name.lower())
         except SplitZipError as error:
             logger.error("%s", error)  # noqa: TRY400  vLLM prints tracebacks enough
             raise
@@ -79,9 +82,12 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
                 saves=transfer.is_kv_producer,
                 wait_s=settings.load_timeout_s,
                 engine_id=transfer.engine_id,
+                trace=self._trace,
             )
         else:
-            self._worker_half = WorkerHalf(vllm_config, kv_cache_config, geometry, settings)
+            self._worker_half = WorkerHalf(
+                vllm_config, kv_cache_config, geometry, settings, self._trace
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -127,8 +133,14 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return LookupAddress(self._worker_half.endpoint)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._bound_at = time.monotonic()
+
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._worker_half.start_loads(self._step)
+        if forward_context.attn_metadata is not None:
+            self._trace.between("forward", self._bound_at)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are asynchronous: vLLM runs no forward pass on blocks that are still loading."""
@@ -172,6 +184,7 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
             half = getattr(self, name, None)
             if half is not None:
                 half.close()
+                self._trace.close()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SplitZipStats:

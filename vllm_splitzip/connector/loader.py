@@ -21,6 +21,7 @@ from .keys import KeySpace
 from .messages import NOT_WANTED, LoadFrame, LoadJob
 from .pages import Pages
 from .streams import Fence, Streams
+from .trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,9 @@ class Loader:
         streams: Streams,
         counters: Counters,
         timeout_s: float,
+        trace: Trace = OFF,
     ) -> None:
+        self._trace = trace
         self._geometry = geometry
         self._pages = pages
         self._keys = keys
@@ -122,15 +125,23 @@ class Loader:
         """Fetch, check and decode one frame. False if its blocks must be computed instead."""
         key = self._keys.object_key(frame.key, part)
         started = time.perf_counter()
+        name = frame.key.hex()[:8]
         remaining_s = running.deadline - time.monotonic()
-        fetched = self._store.get(key, remaining_s) if remaining_s > 0 else None
+        if remaining_s <= 0:
+            return False
+        with self._trace.span("get", frame=name):
+            fetched = self._store.get(key, remaining_s)
         if fetched is None:
             return False
         with fetched:
             fetched_at = time.perf_counter()
             try:
-                stored = unpack(fetched.data, self._keys.key_bytes(key))
-                with self._streams.loading(after=running.begin):
+                with self._trace.span("verify", frame=name):
+                    stored = unpack(fetched.data, self._keys.key_bytes(key))
+                with (
+                    self._trace.span("decode", frame=name),
+                    self._streams.loading(after=running.begin),
+                ):
                     self._decode(stored, frame, part)
             except FrameError as error:
                 logger.warning(

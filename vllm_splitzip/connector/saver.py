@@ -19,6 +19,7 @@ from .keys import KeySpace
 from .messages import SaveFrame
 from .pages import Pages
 from .streams import Streams
+from .trace import OFF, Trace
 from .writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ class Saver:
         mode: str,
         book: Codebook,
         verify: float,
+        trace: Trace = OFF,
     ) -> None:
+        self._trace = trace
         self._geometry = geometry
         self._pages = pages
         self._keys = keys
@@ -73,7 +76,7 @@ class Saver:
             return  # Shares another layer's KV cache, which is saved under that one's name.
         start = time.perf_counter()
         mode, book = self._mode_for(layer)
-        with self._streams.saving():
+        with self._trace.span("encode", layer=name), self._streams.saving():
             for index, save in enumerate(saves):
                 table = save.tables[layer.group]
                 if table is not None and (index, name) not in self._coded:

@@ -7,7 +7,7 @@ is to be done it tells them in a `Step`.
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .geometry import Geometry
@@ -15,6 +15,7 @@ from .handover import is_prefill_for_another, is_prefilled_elsewhere, parameters
 from .hits import NO_HIT, Hit
 from .lookup import LookupClient
 from .messages import NOT_WANTED, LoadFrame, LoadJob, SaveFrame, Step
+from .trace import OFF, Trace
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -57,6 +58,8 @@ class _Tracked:
         Units up to which frames are stored or have been told to the workers to be stored.
     load_failed
         A load of this request failed once. It is not tried again.
+    since
+        When it came, or its load was planned; for the trace.
     wait_until, ask_again_at
         For a request that was prefilled elsewhere: when to make do with what is there, and when
         to look again. Seconds of the monotonic clock.
@@ -69,6 +72,7 @@ class _Tracked:
     saved: int = 0
     tail_saved: bool = False
     load_failed: bool = False
+    since: float = field(default_factory=time.monotonic)
     wait_until: float | None = None
     ask_again_at: float = 0.0
 
@@ -95,7 +99,9 @@ class SchedulerHalf:
         saves: bool,
         wait_s: float,
         engine_id: str | None = None,
+        trace: Trace = OFF,
     ) -> None:
+        self._trace = trace
         self._geometry = geometry
         self._lookup = lookup
         self._wait_s = wait_s
@@ -125,6 +131,7 @@ class SchedulerHalf:
                 return None, False
             tracked.hit = hit
             self._note_stored(tracked, hit)
+            self._trace.between("wait", tracked.since, request=request.request_id, hit=hit.units)
         unit = self._geometry.unit_tokens
         matched = tracked.hit.units * unit - computed_tokens
         if matched <= 0 or not self._loads:
@@ -141,12 +148,14 @@ class SchedulerHalf:
         tracked.hit = None  # After a preemption the store is asked anew.
         if external_tokens > 0 and offer is not None:
             self._plan_load(tracked, offer, blocks.get_block_ids(), external_tokens)
+            tracked.since = time.monotonic()
         elif tracked.loading:
             arrived = request.num_computed_tokens + 1 >= tracked.loading * (
                 self._geometry.unit_tokens
             )
             if arrived:
                 tracked.loading = 0
+                self._trace.between("load", tracked.since, request=request.request_id)
             else:
                 self._forget_failed_load(tracked)
 

@@ -23,6 +23,7 @@ from .namespace import namespace_of
 from .pages import Pages, host_pages
 from .saver import Saver
 from .streams import Backlog, DeviceStreams, HostStreams, Streams
+from .trace import OFF, Trace
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ class WorkerHalf:
         kv_cache_config: "KVCacheConfig",
         geometry: Geometry,
         settings: Settings,
+        trace: Trace = OFF,
     ) -> None:
+        self._trace = trace
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._geometry = geometry
@@ -96,7 +99,9 @@ class WorkerHalf:
         chunk_tokens = self._geometry.chunk_units * self._geometry.unit_tokens
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         waiting_frames = WAITING_FRAMES + step_tokens // chunk_tokens
-        self._writer = Writer(self._store, self._counters, waiting_frames * frame_bytes)
+        self._writer = Writer(
+            self._store, self._counters, waiting_frames * frame_bytes, self._trace
+        )
         self._saver = Saver(
             self._geometry,
             pages,
@@ -107,6 +112,7 @@ class WorkerHalf:
             mode=self._settings.codec,
             book=self._codebook(),
             verify=self._settings.verify,
+            trace=self._trace,
         )
         self._loader = Loader(
             self._geometry,
@@ -116,6 +122,7 @@ class WorkerHalf:
             streams,
             self._counters,
             self._settings.load_timeout_s,
+            self._trace,
         )
         self._lookup = LookupServer(self._longest_hit)
         logger.info(
@@ -173,7 +180,8 @@ class WorkerHalf:
 
         def contains(runs: Sequence[Run]) -> list[bool]:
             keys = [self._keys.object_key(hashes[run.end - 1], run.part) for run in runs]
-            return store.contains(keys, LOOKUP_TIMEOUT_S)
+            with self._trace.span("lookup", frames=len(keys)):
+                return store.contains(keys, LOOKUP_TIMEOUT_S)
 
         return longest_hit(self._geometry, len(hashes), limit, contains)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..frame import Frame, pack
 from ..storage.base import ObjectKey, Store
 from .counters import Counters
+from .trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,10 @@ class Writer:
         Bytes of KV cache whose frames may wait; one more is dropped, unless none waits.
     """
 
-    def __init__(self, store: Store, counters: Counters, max_waiting_bytes: int) -> None:
+    def __init__(
+        self, store: Store, counters: Counters, max_waiting_bytes: int, trace: Trace = OFF
+    ) -> None:
+        self._trace = trace
         self._store = store
         self._counters = counters
         self._max_waiting_bytes = max_waiting_bytes
@@ -88,8 +92,11 @@ class Writer:
 
     def _store_one(self, item: _Item) -> None:
         start = time.perf_counter()
-        parts, nbytes = pack(item.build(), item.key_bytes)
-        stored = self._store.put(item.key, parts, nbytes, PUT_TIMEOUT_S)
+        name = item.key.chunk_hash.hex()[:8]
+        with self._trace.span("pack", frame=name):
+            parts, nbytes = pack(item.build(), item.key_bytes)
+        with self._trace.span("put", frame=name, bytes=nbytes):
+            stored = self._store.put(item.key, parts, nbytes, PUT_TIMEOUT_S)
         seconds = time.perf_counter() - start
         if stored:
             self._counters.add(
