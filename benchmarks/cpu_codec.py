@@ -13,7 +13,6 @@ same round. What is decoded is compared with what was encoded before any figure 
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,9 +24,10 @@ import numpy as np
 import torch
 
 from benchmarks import kv, models
+from benchmarks.timing import empty_cache, timed
 from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
-from vllm_splitzip.codec.coded import Blocks, Coded, Words
+from vllm_splitzip.codec.coded import Blocks, Coded
 from vllm_splitzip.codec.cpu import fast as cpu
 from vllm_splitzip.codec.cpu.dense import decode_dense, encode_dense
 from vllm_splitzip.codec.cpu.max import decode_max, encode_max
@@ -58,26 +58,6 @@ def coders(book: Codebook) -> dict[str, tuple[Encode, Decode]]:
             lambda coded, blocks: decode_max(coded, most, blocks, 1),
         ),
     }
-
-
-def empty_cache(like: Words) -> Words:
-    """Pages from torch, as vLLM allocates its cache."""
-    return torch.zeros(like.shape, dtype=torch.int16).numpy().view(np.uint16)
-
-
-SCRATCH = np.ones(128 << 20, np.uint8)
-
-
-def flush() -> None:
-    """Fill the cache with clean lines, so that no step pays for what the one before left there."""
-    SCRATCH.max()
-
-
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    flush()
-    start = time.perf_counter()
-    result = function()
-    return time.perf_counter() - start, result
 
 
 def measure(

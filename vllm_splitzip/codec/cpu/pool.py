@@ -73,6 +73,11 @@ _pool = _Pool(IDLE_BYTES)
 os.register_at_fork(after_in_child=_pool.reset)
 
 
+def keep_idle(limit: int) -> None:
+    """Keep up to `limit` bytes for later. Raise it where more than IDLE_BYTES is held at once."""
+    _pool.limit = limit
+
+
 def aligned_bytes(size: int) -> Bytes:
     """Uninitialised bytes at an address that vectors can be streamed to."""
     # Few different sizes, at most a quarter too large.
