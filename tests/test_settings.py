@@ -54,7 +54,8 @@ def test_a_bad_key_or_value_is_named(key, value):
 
 
 @pytest.mark.parametrize(
-    "extra", [{"codec": "raw"}, {"chunk_tokens": 512}, {"verify": 0}, {"verify": 1}]
+    "extra",
+    [{"codec": "raw"}, {"codec": "auto"}, {"chunk_tokens": 512}, {"verify": 0}, {"verify": 1}],
 )
 def test_good_values_are_taken(extra):
     settings = Settings.from_extra_config(extra)

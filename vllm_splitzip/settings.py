@@ -12,6 +12,9 @@ from .errors import SettingError
 
 LMCACHE_PREFIX = "lmcache."
 
+AUTO = "auto"
+"""Value of `codec` for whichever mode the measured link is worth."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -20,7 +23,8 @@ class Settings:
     Attributes
     ----------
     codec
-        Codec mode that KV cache is stored in.
+        Codec mode that KV cache is stored in, or "auto": the one that the store's link, as
+        measured, is worth.
     chunk_tokens
         Tokens per frame; a multiple of the block size. None: the smallest multiple that is at
         least 256.
@@ -77,8 +81,8 @@ def _is_number_within(value: Any, least: float, most: float) -> bool:
 
 _ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "codec": (
-        " or ".join(repr(name) for name in sorted(MODES)),
-        lambda value: isinstance(value, str) and value in MODES,
+        " or ".join(repr(name) for name in (*sorted(MODES), AUTO)),
+        lambda value: isinstance(value, str) and (value in MODES or value == AUTO),
     ),
     "chunk_tokens": (
         "a positive integer that is a multiple of the block size",

@@ -7,7 +7,8 @@ format                  number format, "bf16"
 exponents               16 distinct exponents; an exponent's code is its index
 model                   what it was calibrated for: {"model_type", "num_hidden_layers",
                         "num_key_value_heads", "head_dim"}, or {} for any model
-card                    model, text, tokens, coverage, escape rate, digest, command
+card                    model, text, tokens, coverage, escape rate, digest, command; of shipped
+                        ones also `ratios`, KV cache by frames: {number format: {mode: ratio}}
 ======================  =====================================================================
 """
 
@@ -36,13 +37,25 @@ def load_codebook(name_or_path: str) -> Codebook:
 
 def codebook_for(model: Mapping[str, Any]) -> Codebook:
     """The shipped codebook that was calibrated for `model`, or else the one for any model."""
+    return load_codebook(shipped_name_for(model))
+
+
+def shipped_name_for(model: Mapping[str, Any]) -> str:
+    """Name of the shipped codebook for `model`; "bf16-any" where none was calibrated for it."""
     for name in shipped_names():
-        content = _read(name)
-        if content.get("model") and all(
-            model.get(key) == value for key, value in content["model"].items()
-        ):
-            return _parse(content, name)
-    return load_codebook("bf16-any")
+        meant = _read(name).get("model")
+        if meant and all(model.get(key) == value for key, value in meant.items()):
+            return name
+    return "bf16-any"
+
+
+def measured_ratios(name: str) -> dict[str, dict[str, float]]:
+    """Ratios measured on a shipped codebook's model: {number format: {mode: ratio}}.
+
+    A mode that does not code a format is not in it.
+    """
+    ratios: dict[str, dict[str, float]] = _read(name)["card"]["ratios"]
+    return ratios
 
 
 def _read(name_or_path: str) -> dict[str, Any]:

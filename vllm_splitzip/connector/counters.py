@@ -3,6 +3,8 @@
 import threading
 from dataclasses import dataclass, field
 
+from ..codec.modes import MODES
+
 NAMES = (
     "frames_saved",
     "raw_bytes_saved",
@@ -15,14 +17,22 @@ NAMES = (
     "put_seconds",
     "get_seconds",
     "decode_seconds",
+    "codec_switches",
 )
+
+CODEC_IN_USE = {f"codec_{mode}": mode for mode in MODES}
+"""Counts up and down: ranks that store in this mode now."""
+
+
+def _zeros() -> dict[str, float]:
+    return dict.fromkeys((*NAMES, *CODEC_IN_USE), 0.0)
 
 
 @dataclass(slots=True)
 class Counters:
     """Thread-safe counts since they were last taken."""
 
-    _values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    _values: dict[str, float] = field(default_factory=_zeros)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, **amounts: float) -> None:
@@ -36,5 +46,5 @@ class Counters:
         with self._lock:
             if not any(self._values.values()):
                 return None
-            taken, self._values = self._values, dict.fromkeys(NAMES, 0.0)
+            taken, self._values = self._values, _zeros()
             return taken

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from ..errors import FrameError, FrameLayoutError
 from ..frame import Frame, unpack
 from ..storage.base import Store
+from .auto import AutoCodec
 from .counters import Counters
 from .geometry import Geometry
 from .keys import KeySpace
@@ -70,7 +72,9 @@ class Loader:
         counters: Counters,
         timeout_s: float,
         trace: Trace = OFF,
+        auto: AutoCodec | None = None,
     ) -> None:
+        self._auto = auto
         self._trace = trace
         self._geometry = geometry
         self._pages = pages
@@ -140,6 +144,7 @@ class Loader:
                     stored = unpack(fetched.data, self._keys.key_bytes(key))
                 with (
                     self._trace.span("decode", frame=name),
+                    self._auto.decoding(stored) if self._auto else nullcontext(),
                     self._streams.loading(after=running.begin),
                 ):
                     self._decode(stored, frame, part)

@@ -13,6 +13,7 @@ from ..codec.codebook import Codebook
 from ..codec.coded import Coded
 from ..codec.modes import MODES, mode_for
 from ..frame import Frame, Layer
+from .auto import AutoCodec
 from .counters import Counters
 from .geometry import Geometry
 from .keys import KeySpace
@@ -24,6 +25,9 @@ from .writer import Writer
 
 logger = logging.getLogger(__name__)
 
+_Asked = tuple[str, Callable[[], Coded]]
+"""The mode that a layer was asked to be coded in, and what it became."""
+
 
 class Saver:
     """Codes the frames of one step. Called by the model runner's thread only.
@@ -34,6 +38,8 @@ class Saver:
         All layers of this rank by name.
     mode
         Codec mode for layers whose number format it knows; others are stored raw.
+    auto
+        Chooses the mode instead, step by step.
     verify
         Share of frames that are decoded again and compared before they are handed on.
     """
@@ -51,7 +57,9 @@ class Saver:
         book: Codebook,
         verify: float,
         trace: Trace = OFF,
+        auto: AutoCodec | None = None,
     ) -> None:
+        self._auto = auto
         self._trace = trace
         self._geometry = geometry
         self._pages = pages
@@ -67,21 +75,33 @@ class Saver:
             [name for name, layer in pages.items() if layer.group in part.groups]
             for part in geometry.parts
         ]
-        self._coded: dict[tuple[int, str], Callable[[], Coded]] = {}
+        self._names = list(pages)
+        self._coded: dict[tuple[int, str], _Asked] = {}
+        self._is_in_step = False
+        self._probe: tuple[int, str] | None = None
+        self._probe_mode = mode
 
     def save_layer(self, name: str, saves: Sequence[SaveFrame]) -> None:
         """Code one layer's blocks of all frames of this step, unless that has been done."""
         layer = self._pages.get(name)
         if layer is None:
             return  # Shares another layer's KV cache, which is saved under that one's name.
+        if self._auto is not None and not self._is_in_step:
+            self._choose(self._auto, len(saves))
+        blocks_by_mode: dict[str, int] = {}
         start = time.perf_counter()
-        mode, book = self._mode_for(layer)
         with self._trace.span("encode", layer=name), self._streams.saving():
             for index, save in enumerate(saves):
                 table = save.tables[layer.group]
                 if table is not None and (index, name) not in self._coded:
-                    self._coded[index, name] = layer.encode(table, mode, book)
-        self._counters.add(encode_seconds=time.perf_counter() - start)
+                    mode, book = self._mode_for(layer, index)
+                    self._coded[index, name] = mode, layer.encode(table, mode, book)
+                    blocks_by_mode[mode] = blocks_by_mode.get(mode, 0) + len(table)
+        seconds = time.perf_counter() - start
+        self._counters.add(encode_seconds=seconds)
+        if self._auto is not None:
+            nbytes = {mode: n * layer.block_bytes for mode, n in blocks_by_mode.items()}
+            self._auto.encoded(nbytes, seconds)
 
     def finish(self, saves: Sequence[SaveFrame]) -> None:
         """Code what no hook announced, and hand on every frame of this step."""
@@ -93,6 +113,13 @@ class Saver:
                 if all(save.tables[group] is not None for group in part.groups):
                     self._hand_on(index, save, part.index)
         self._coded.clear()
+        self._is_in_step = False
+
+    def _choose(self, auto: AutoCodec, frames: int) -> None:
+        """Begin a step with the mode that is worth it now."""
+        self._is_in_step = True
+        self._mode, layer, self._probe_mode = auto.next_step(frames, len(self._names))
+        self._probe = (0, self._names[layer]) if layer is not None else None
 
     def _hand_on(self, index: int, save: SaveFrame, part: int) -> None:
         names = self._layers_by_part[part]
@@ -106,14 +133,14 @@ class Saver:
         key = self._keys.object_key(save.key, part)
         self._writer.put(key, self._keys.key_bytes(key), build, raw_bytes)
 
-    def _frame(
-        self, save: SaveFrame, names: Sequence[str], coded: Sequence[Callable[[], Coded]]
-    ) -> Frame:
+    def _frame(self, save: SaveFrame, names: Sequence[str], coded: Sequence[_Asked]) -> Frame:
         """The frame of some layers, once they are coded. Called by the writer's thread."""
         layers = [
             self._frame_layer(save, name, result())
-            for name, result in zip(names, coded, strict=True)
+            for name, (_, result) in zip(names, coded, strict=True)
         ]
+        if self._auto is not None:
+            self._auto.became([mode for mode, _ in coded], layers)
         return Frame(save.units * self._geometry.unit_tokens, tuple(layers))
 
     def _frame_layer(self, save: SaveFrame, name: str, coded: Coded) -> Layer:
@@ -132,8 +159,9 @@ class Saver:
         assert table is not None
         return table
 
-    def _mode_for(self, layer: Pages) -> tuple[str, Codebook | None]:
-        mode = mode_for(self._mode, layer.format)
+    def _mode_for(self, layer: Pages, index: int) -> tuple[str, Codebook | None]:
+        is_probe = self._probe == (index, layer.name)
+        mode = mode_for(self._probe_mode if is_probe else self._mode, layer.format)
         return mode, self._book if self._needs_codebook(mode, layer.format) else None
 
     @staticmethod

@@ -9,18 +9,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.v1.metrics.utils import create_metric_per_engine
 
-from .counters import NAMES
+from .counters import CODEC_IN_USE, NAMES
 
 
 @dataclass
 class SplitZipStats(KVConnectorStats):
-    """Counts by name (`counters.NAMES`), summed over steps and ranks."""
+    """Counts by name (as in `counters`), summed over steps and ranks."""
 
     def reset(self) -> None:
         self.data: dict[str, float] = {}
 
     def is_empty(self) -> bool:
-        return not any(self.data.values())
+        return not any(amount for name, amount in self.data.items() if name not in CODEC_IN_USE)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, amount in other.data.items():
@@ -29,7 +29,9 @@ class SplitZipStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         reduced: dict[str, int | float] = {
-            name: round(amount, 6) for name, amount in self.data.items() if amount
+            name: round(amount, 6)
+            for name, amount in self.data.items()
+            if amount and name not in CODEC_IN_USE
         }
         stored = self.data.get("stored_bytes_saved", 0.0)
         if stored:
@@ -38,7 +40,10 @@ class SplitZipStats(KVConnectorStats):
 
 
 class SplitZipPromMetrics(KVConnectorPromMetrics):
-    """One counter per name, as `vllm:splitzip_<name>_total`."""
+    """One counter per name, as `vllm:splitzip_<name>_total`, and `vllm:splitzip_codec`.
+
+    The latter is a gauge with the label `codec`: how many ranks store in that codec now.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -53,8 +58,26 @@ class SplitZipPromMetrics(KVConnectorPromMetrics):
             )
             for name in NAMES
         }
+        gauge = self._gauge_cls(
+            name="vllm:splitzip_codec",
+            documentation="SplitZip: ranks that store KV cache in this codec now.",
+            labelnames=[*self._labelnames, "codec"],
+            multiprocess_mode="sum",
+        )
+        self._ranks: dict[tuple[str, int], float] = {}
+        self._in_use = {
+            name: create_metric_per_engine(
+                gauge,
+                {engine: [*v, mode] for engine, v in self.per_engine_labelvalues.items()},
+            )
+            for name, mode in CODEC_IN_USE.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, amount in transfer_stats_data.items():
-            if amount:
+            if amount and name in CODEC_IN_USE:
+                place = name, engine_idx  # Ray's gauges know no `inc`.
+                self._ranks[place] = self._ranks.get(place, 0.0) + amount
+                self._in_use[name][engine_idx].set(self._ranks[place])
+            elif amount:
                 self._counters[name][engine_idx].inc(amount)

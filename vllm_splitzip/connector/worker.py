@@ -1,6 +1,7 @@
 """The worker half: owns a rank's KV cache pages and its store, and does what a `Step` says."""
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,20 +9,24 @@ import torch
 
 from ..codec import host
 from ..codec.codebook import Codebook
-from ..codec.shipped import codebook_for, load_codebook
+from ..codec.modes import MODES
+from ..codec.shipped import load_codebook, measured_ratios, shipped_name_for
 from ..errors import CodebookError, SettingError, UnsupportedModelError
-from ..settings import Settings
+from ..settings import AUTO, Settings
 from ..storage import Store, open_store
+from .auto import AutoCodec
 from .counters import Counters
 from .geometry import Geometry
 from .hits import Hit, Run, longest_hit
 from .keys import KeySpace
 from .loader import Finished, Loader
 from .lookup import LookupServer
+from .measured import MeasuredStore, round_trip_s
 from .messages import Step
 from .namespace import namespace_of
 from .pages import Pages, host_pages
 from .saver import Saver
+from .speeds import SAMPLE_BYTES, measure, sample_like
 from .streams import Backlog, DeviceStreams, HostStreams, Streams
 from .trace import OFF, Trace
 from .writer import Writer
@@ -99,9 +104,13 @@ class WorkerHalf:
         chunk_tokens = self._geometry.chunk_units * self._geometry.unit_tokens
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         waiting_frames = WAITING_FRAMES + step_tokens // chunk_tokens
-        self._writer = Writer(
-            self._store, self._counters, waiting_frames * frame_bytes, self._trace
-        )
+        book, store, auto, mode = self._codebook(), self._store, None, self._settings.codec
+        if mode == AUTO:
+            auto = self._auto(kv_caches, pages, book, streams, frame_bytes)
+            store, mode = MeasuredStore(store, auto.puts, auto.gets), auto.mode
+        else:
+            self._counters.add(**{f"codec_{mode}": 1})
+        self._writer = Writer(store, self._counters, waiting_frames * frame_bytes, self._trace)
         self._saver = Saver(
             self._geometry,
             pages,
@@ -109,20 +118,22 @@ class WorkerHalf:
             self._writer,
             streams,
             self._counters,
-            mode=self._settings.codec,
-            book=self._codebook(),
+            mode=mode,
+            book=book,
             verify=self._settings.verify,
             trace=self._trace,
+            auto=auto,
         )
         self._loader = Loader(
             self._geometry,
             pages,
             self._keys,
-            self._store,
+            store,
             streams,
             self._counters,
             self._settings.load_timeout_s,
             self._trace,
+            auto,
         )
         self._lookup = LookupServer(self._longest_hit)
         logger.info(
@@ -205,17 +216,55 @@ class WorkerHalf:
             for name in group.layer_names:
                 if name not in kv_caches:
                     raise UnsupportedModelError(f"vLLM registered no KV cache for layer {name}")
-                cache, layer = kv_caches[name], self._attention.get(name)
-                dtype = getattr(layer, "kv_cache_dtype", "auto")
-                if cache.device.type == "cpu":
-                    isa = getattr(layer, "isa", None)
-                    pages[name] = host_pages(name, index, cache, num_blocks, dtype, isa)
-                else:
-                    # Not at the top: it needs Triton, which a CPU build of vLLM does not.
-                    from .device_pages import device_pages
-
-                    pages[name] = device_pages(name, index, cache, num_blocks, dtype, backlog)
+                pages[name] = self._pages_of(name, index, kv_caches[name], num_blocks, backlog)
         return pages
+
+    def _pages_of(
+        self, name: str, group: int, cache: torch.Tensor, num_blocks: int, backlog: Backlog
+    ) -> Pages:
+        """A cache of `num_blocks` blocks that is laid out as the layer's."""
+        layer = self._attention.get(name)
+        dtype = getattr(layer, "kv_cache_dtype", "auto")
+        if cache.device.type == "cpu":
+            isa = getattr(layer, "isa", None)
+            return host_pages(name, group, cache, num_blocks, dtype, isa)
+        # Not at the top: it needs Triton, which a CPU build of vLLM does not.
+        from .device_pages import device_pages
+
+        return device_pages(name, group, cache, num_blocks, dtype, backlog)
+
+    def _auto(
+        self,
+        kv_caches: Mapping[str, torch.Tensor],
+        pages: Mapping[str, Pages],
+        book: Codebook,
+        streams: Streams,
+        frame_bytes: int,
+    ) -> AutoCodec:
+        """Measure what `codec: auto` has to know at the start: the codec, and a round trip."""
+        name = max(pages, key=lambda name: pages[name].block_bytes)
+        layer, cache = pages[name], kv_caches[name]
+        blocks = self._geometry.group_blocks[layer.group] * self._geometry.chunk_units
+        runs = max(1, SAMPLE_BYTES // (blocks * layer.block_bytes))
+        split = cache.shape[0] // self._kv_cache_config.num_blocks
+        dtype = getattr(self._attention.get(name), "kv_cache_dtype", "auto")
+        sample = self._pages_of(
+            name,
+            layer.group,
+            sample_like(cache, runs * blocks * split, dtype),
+            runs * blocks,
+            Backlog(DEVICE_BACKLOG_BYTES),
+        )
+        tables = [list(range(run * blocks, (run + 1) * blocks)) for run in range(runs)]
+        assert self._store is not None
+        return AutoCodec(
+            measure(sample, tables, sorted(MODES), book, streams),
+            measured_ratios(shipped_name_for(self._model)).get(layer.format, {}),
+            frame_bytes,
+            round_trip_s(self._store, self._keys.object_key(secrets.token_bytes(32), 0)),
+            self._counters,
+            is_host=cache.device.type == "cpu",
+        )
 
     def _key_space(self, pages: Mapping[str, Pages]) -> KeySpace:
         parallel = self._vllm_config.parallel_config
@@ -240,13 +289,16 @@ class WorkerHalf:
                 raise SettingError(
                     f"kv_connector_extra_config['codebook'] is {self._settings.codebook!r}: {error}"
                 ) from error
+        return load_codebook(shipped_name_for(self._model))
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        """What codebooks tell models by."""
         model = self._vllm_config.model_config
         config = model.hf_text_config
-        return codebook_for(
-            {
-                "model_type": config.model_type,
-                "num_hidden_layers": config.num_hidden_layers,
-                "num_key_value_heads": model.get_total_num_kv_heads(),
-                "head_dim": model.get_head_size(),
-            }
-        )
+        return {
+            "model_type": config.model_type,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_key_value_heads": model.get_total_num_kv_heads(),
+            "head_dim": model.get_head_size(),
+        }

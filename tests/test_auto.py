@@ -1,0 +1,254 @@
+"""`codec: auto` from blocks to real stores and back: it takes the mode that the link is worth."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from slow_link import SlowLink
+from storage_helpers import BlackHole, lm_server, opened, put, redis_server, wait_for
+from vllm_splitzip.choice.clock import BusyClock
+from vllm_splitzip.codec import host
+from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.modes import MODES
+from vllm_splitzip.codec.shipped import measured_ratios
+from vllm_splitzip.connector.auto import AutoCodec
+from vllm_splitzip.connector.counters import Counters
+from vllm_splitzip.connector.geometry import Geometry, Part
+from vllm_splitzip.connector.keys import KeySpace
+from vllm_splitzip.connector.loader import Loader
+from vllm_splitzip.connector.measured import MeasuredStore, round_trip_s
+from vllm_splitzip.connector.messages import LoadFrame, LoadJob, SaveFrame
+from vllm_splitzip.connector.pages import host_pages
+from vllm_splitzip.connector.saver import Saver
+from vllm_splitzip.connector.speeds import Speed, measure, sample_like
+from vllm_splitzip.connector.streams import HostStreams
+from vllm_splitzip.connector.writer import Writer
+from vllm_splitzip.frame import unpack
+from vllm_splitzip.storage import open_store
+
+BLOCK, PER_FRAME, LAYERS, FRAMES = 16, 16, 6, 4
+GEOMETRY = Geometry(BLOCK, BLOCK, PER_FRAME, (1,), (Part(0, None, (0,)),))
+KEYS = KeySpace("sz1-0123456789abcdef", 0, 1)
+BOOK = Codebook(bytes(range(115, 131)))
+BLOCKS = PER_FRAME * FRAMES
+SHAPE = (BLOCKS, 4, BLOCK, 128)
+FRAME_BYTES = LAYERS * 2 * torch.Size(SHAPE).numel() // FRAMES
+
+
+class Rank:
+    """What a worker has: pages, store, saver, loader."""
+
+    def __init__(self, extra, codec):
+        host.warm_up()
+        self.caches = {
+            f"layer{n}": sample_like(torch.empty(SHAPE, dtype=torch.bfloat16), BLOCKS, "auto")
+            for n in range(LAYERS)
+        }
+        self.pages = {
+            name: host_pages(name, 0, cache, BLOCKS) for name, cache in self.caches.items()
+        }
+        self.counters, streams = Counters(), HostStreams()
+        self.store = store = open_store(extra, max_object_bytes=FRAME_BYTES + (1 << 16))
+        self.auto = None
+        if codec == "auto":
+            tables = [list(range(n * PER_FRAME, (n + 1) * PER_FRAME)) for n in range(FRAMES)]
+            self.auto = AutoCodec(
+                measure(self.pages["layer0"], tables, sorted(MODES), BOOK, streams),
+                measured_ratios("bf16-any")["bf16"],
+                FRAME_BYTES,
+                round_trip_s(store, KEYS.object_key(bytes(32), 0)),
+                self.counters,
+                is_host=True,
+            )
+            store, codec = MeasuredStore(store, self.auto.puts, self.auto.gets), self.auto.mode
+        self.writer = Writer(store, self.counters, 1 << 30)
+        self.saver = Saver(
+            GEOMETRY, self.pages, KEYS, self.writer, streams, self.counters,
+            mode=codec, book=BOOK, verify=0.0, auto=self.auto,
+        )  # fmt: skip
+        self.loader = Loader(
+            GEOMETRY, self.pages, KEYS, store, streams, self.counters, 30.0, auto=self.auto
+        )
+
+    def fill(self, seed):
+        """New KV cache, whose frames are of the same size."""
+        for n, cache in enumerate(self.caches.values()):
+            cache.copy_(cache.roll(1 + seed % 7, dims=0).neg() if n % 2 else cache.roll(1, dims=2))
+
+    def save(self, turn, frames=FRAMES):
+        saves = [
+            SaveFrame(
+                key_of(turn, n), PER_FRAME, (list(range(n * PER_FRAME, (n + 1) * PER_FRAME)),)
+            )
+            for n in range(frames)
+        ]
+        for name in self.caches:
+            self.saver.save_layer(name, saves)
+        self.saver.finish(saves)
+        while self.writer._waiting_bytes:
+            time.sleep(0.001)
+
+    def load(self, turn, frames=FRAMES):
+        loads = [
+            LoadFrame(
+                key_of(turn, n), PER_FRAME, (list(range(n * PER_FRAME, (n + 1) * PER_FRAME)),)
+            )
+            for n in range(frames)
+        ]
+        self.loader.submit(LoadJob("request", loads))
+        while not (finished := self.loader.take_finished()).requests:
+            time.sleep(0.001)
+        assert not finished.failed
+
+    def bits(self):
+        return {name: cache.view(torch.int16).clone() for name, cache in self.caches.items()}
+
+    def modes_of(self, turn, frame):
+        key = KEYS.object_key(key_of(turn, frame), 0)
+        with self.store.get(key, 10.0) as fetched:
+            return {layer.coded.mode for layer in unpack(fetched.data, KEYS.key_bytes(key)).layers}
+
+    def close(self):
+        self.loader.close()
+        self.writer.close(30)
+        self.store.close()
+
+
+def key_of(turn, frame):
+    return (turn * FRAMES + frame + 1).to_bytes(32, "big")
+
+
+@contextmanager
+def rank(extra, codec="auto"):
+    opened = Rank(extra, codec)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def there_and_back(ranks, turns):
+    """Save at the first rank and load at the last, bit for bit, turn after turn."""
+    first, last = ranks[0], ranks[-1]
+    for turn in turns:
+        first.fill(turn)
+        first.save(turn)
+        expected = first.bits()
+        for cache in last.caches.values():
+            cache.fill_(7.0)
+        last.load(turn)
+        for name, bits in last.bits().items():
+            assert torch.equal(bits, expected[name]), (turn, name)
+        for name, cache in first.caches.items():  # The next turn's are made of this one's.
+            cache.view(torch.int16).copy_(expected[name])
+
+
+@pytest.mark.parametrize(("kind", "start"), [("redis", redis_server), ("lm", lm_server)])
+def test_a_slow_link_gets_small_frames(kind, start, tmp_path, caplog):
+    caplog.set_level("INFO")
+    server = start(tmp_path)
+    link = SlowLink(server.port, 20e6)
+    try:
+        with rank({"lmcache.remote_url": f"{kind}://127.0.0.1:{link.port}"}) as one:
+            assert one.auto.mode == "fast"
+            there_and_back([one], range(6))
+            assert one.auto.mode in ("dense", "max")
+            counts = one.counters.take()
+    finally:
+        link.close()
+        server.kill()
+    assert counts["frames_failed"] == counts["frames_dropped"] == 0
+    assert counts["raw_bytes_saved"] / counts["stored_bytes_saved"] > 1.3
+    in_use = {mode: counts[f"codec_{mode}"] for mode in MODES}
+    assert in_use == dict.fromkeys(MODES, 0) | {one.auto.mode: 1}
+    lines = changes(caplog)
+    assert len(lines) == counts["codec_switches"] >= 1
+    assert f"as {one.auto.mode!r}, no longer as" in lines[-1]
+    assert "MB/s after" in lines[-1]
+
+
+def test_local_memory_gets_raw_frames(caplog):
+    caplog.set_level("INFO")
+    with rank({"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": 0.25}) as one:
+        there_and_back([one], range(12))
+        assert one.auto.mode == "raw", changes(caplog)
+
+
+def test_a_store_is_shared_by_engines_of_any_codec(tmp_path):
+    """Keys do not depend on the mode, and a reader decodes what each layer says it is."""
+    extra = {"lmcache.remote_url": f"fs://localhost:0{tmp_path}"}
+    with rank(extra) as auto, rank(extra, "raw") as raw, rank(extra, "max") as small:
+        there_and_back([auto, raw], range(3))
+        there_and_back([raw, auto], range(3, 6))
+        there_and_back([small, auto], range(6, 9))
+        there_and_back([auto, small], range(9, 12))
+        found = [auto.modes_of(turn, frame) for turn in range(12) for frame in range(FRAMES)]
+        own, others = found[: 3 * FRAMES] + found[9 * FRAMES :], found[3 * FRAMES : 9 * FRAMES]
+        assert others == [{"raw"}] * 3 * FRAMES + [{"max"}] * 3 * FRAMES
+        assert {"raw", "fast", "dense", "max"} >= set().union(*own)
+        assert any(len(modes) == 2 for modes in own), "no layer was tried in another mode"
+        names = {path.name for path in tmp_path.glob("*.data")}
+        before = len(names)
+        raw.caches["layer0"].zero_()
+        raw.save(0)  # What `auto` has stored is there under the keys that `raw` would use.
+        assert len(list(tmp_path.glob("*.data"))) == before
+
+
+def test_what_is_measured_at_start_up_is_like_the_models():
+    cache = torch.empty((1, 8, 16, 256), dtype=torch.bfloat16)
+    for layer in (cache, torch.empty((1, 1, 16, 576), dtype=torch.uint8)):
+        sample = sample_like(layer, 4, "fp8")
+        assert sample.shape == (4, *layer.shape[1:])
+        assert sample.dtype == layer.dtype
+
+
+def test_a_store_that_does_not_answer_has_no_round_trip():
+    silent = BlackHole()
+    try:
+        with opened({"lmcache.remote_url": f"redis://127.0.0.1:{silent.port}"}) as store:
+            begin = time.monotonic()
+            assert round_trip_s(store, KEYS.object_key(bytes(32), 0)) == 0.0
+            assert time.monotonic() - begin < 1
+    finally:
+        silent.close()
+
+
+def test_a_put_that_was_given_up_late_counts_and_one_that_was_refused_does_not(tmp_path):
+    server = redis_server(tmp_path)
+    link = SlowLink(server.port, 1e5)
+    data = bytes(300_000)
+    seen = []
+    puts = BusyClock(lambda nbytes, seconds: seen.append((nbytes, seconds)))
+    try:
+        with opened({"lmcache.remote_url": f"redis://127.0.0.1:{link.port}"}) as store:
+            measured = MeasuredStore(store, puts, puts)
+            assert not measured.put(KEYS.object_key(bytes(32), 0), [data], len(data), 1.2)
+            [(nbytes, seconds)] = seen
+            assert (nbytes, seconds >= 1.2) == (300_000, True)
+            link.close()
+            server.kill()
+            assert wait_for(lambda: not put(store, 1, b"x", 0.5) and store.health == "down")
+            assert not measured.put(KEYS.object_key(bytes(32), 0), [data], len(data), 5.0)
+            assert measured.get(KEYS.object_key(bytes(32), 0), 5.0) is None
+            assert len(seen) == 1
+    finally:
+        link.close()
+        server.kill()
+
+
+def test_what_no_mode_codes_stays_raw():
+    """Packed caches whose bytes no mode takes apart leave nothing to choose."""
+    counters = Counters()
+    auto = AutoCodec({"raw": Speed(1e9, 1e9)}, {}, 1 << 20, 0.0, counters, is_host=True)
+    for _ in range(50):
+        assert auto.next_step(1, 4) == ("raw", None, "raw")
+        auto.puts.enter()
+        auto.puts.leave(1 << 20)
+    assert counters.take()["codec_switches"] == 0
+
+
+def changes(caplog):
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "SplitZip now stores" in message]

@@ -1,0 +1,210 @@
+"""`codec: auto`: the mode that the link and this machine's codec are worth, now.
+
+Measured are all real puts, gets, encodes and decodes, and how small frames become. What modes that
+are not in use would cost is known from start-up, where each coded made-up KV cache; how much slower
+than there this machine codes under load is taken to be the same for all. How small a mode would
+make this model's frames shows in one layer of a frame now and then, which is coded in it instead.
+
+Modes do not enter keys, and each layer of a frame says how it was coded. So any reader takes what
+is stored here, whatever its own setting.
+"""
+
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..choice.clock import BusyClock
+from ..choice.costs import Codec, Path, costs
+from ..choice.decider import Decider
+from ..choice.estimates import LinkEstimate, Quotient
+from ..choice.units import rate_text
+from ..codec.modes import ITEM_BYTES
+from ..frame import Frame, Layer
+from .counters import Counters
+from .speeds import Speed
+
+logger = logging.getLogger(__name__)
+
+START = "fast"
+"""In use until enough puts have been measured."""
+
+ENOUGH = 3
+"""Puts that a first decision needs."""
+
+FRAMES = 4
+"""Frames of the request whose time is compared; what the loader has under way at once."""
+
+PROBE_SHARE = 1 / 64
+"""Share of all layers of frames that are coded in a mode that is not in use."""
+
+
+class AutoCodec:
+    """Decides for one rank. All methods may be called from any thread.
+
+    Parameters
+    ----------
+    speeds
+        Of each mode that may be chosen, alone on this machine.
+    ratios
+        What modes are expected to make of this model's KV cache.
+    frame_bytes
+        KV cache in a frame.
+    latency_s
+        Seconds of an empty round trip to the store.
+    is_host
+        Whether coding is over when `encode` returns. What a GPU takes is known from start-up.
+    """
+
+    def __init__(
+        self,
+        speeds: Mapping[str, Speed],
+        ratios: Mapping[str, float],
+        frame_bytes: int,
+        latency_s: float,
+        counters: Counters,
+        *,
+        is_host: bool,
+    ) -> None:
+        self._speeds = dict(speeds)
+        self._frame_bytes = frame_bytes
+        self._counters = counters
+        self._is_host = is_host
+        self._lock = threading.Lock()
+        self._ratios = {
+            mode: Quotient(ratios.get(mode, 1.0)) for mode in self._speeds if mode != "raw"
+        }
+        self._encoding, self._decoding = Quotient(), Quotient()
+        self._put, self._get = LinkEstimate(latency_s), LinkEstimate(latency_s)
+        self._seen = 0
+        self._frames = 0
+        self._probes_due = 0.0
+        self._step_s = self._step_expected_s = 0.0
+        self._random = random.Random(0)
+        self._decider = Decider(START if START in self._speeds else "raw")
+        self.puts, self.gets = BusyClock(self._add_put), BusyClock(self._add_get)
+        self._decodes = BusyClock(self._add_decode)
+        counters.add(**{f"codec_{self.mode}": 1})
+
+    @property
+    def mode(self) -> str:
+        """The mode in use."""
+        return self._decider.mode
+
+    def next_step(self, frames: int, layers: int) -> tuple[str, int | None, str]:
+        """Decide for a step of `frames` frames of `layers` layers each.
+
+        Returns
+        -------
+        The mode; the layer of the step's first frame to be coded in another, if any; that other.
+        """
+        with self._lock:
+            if self._is_host:
+                self._encoding.add(self._step_s, self._step_expected_s)
+            self._step_s = self._step_expected_s = 0.0
+            self._decide()
+            self._frames += frames
+            others = [mode for mode in self._ratios if mode != self.mode]
+            self._probes_due += frames * layers * PROBE_SHARE
+            unknown = [mode for mode in others if not self._ratios[mode].is_measured]
+            if not others or not (unknown or self._probes_due >= 1):
+                return self.mode, None, self.mode
+            self._probes_due = max(0.0, self._probes_due - 1)
+            mode = self._random.choice(unknown or others)
+            return self.mode, self._random.randrange(layers), mode
+
+    def encoded(self, nbytes_by_mode: Mapping[str, int], seconds: float) -> None:
+        """A layer has been coded: bytes of KV cache by mode, and seconds in all."""
+        with self._lock:
+            self._step_s += seconds
+            for mode, nbytes in nbytes_by_mode.items():
+                if mode in self._speeds:
+                    self._step_expected_s += nbytes / self._speeds[mode].encode
+
+    def became(self, modes: Sequence[str], layers: Sequence[Layer]) -> None:
+        """A frame's layers are there, each asked to be coded in the mode of the same place."""
+        sizes = {mode: [0, 0] for mode in self._ratios}
+        for mode, layer in zip(modes, layers, strict=True):
+            if mode in sizes:
+                sizes[mode][0] += _kv_bytes(layer)
+                sizes[mode][1] += layer.coded.nbytes
+        with self._lock:
+            for mode, (nbytes, coded_bytes) in sizes.items():
+                self._ratios[mode].add(nbytes, coded_bytes)
+
+    @contextlib.contextmanager
+    def decoding(self, frame: Frame) -> Iterator[None]:
+        """Context in which a frame is decoded."""
+        self._decodes.enter()
+        expected_s = 0.0
+        try:
+            yield
+            expected_s = sum(
+                _kv_bytes(layer) / self._speeds[layer.coded.mode].decode
+                for layer in frame.layers
+                if layer.coded.mode in self._speeds
+            )
+        finally:
+            self._decodes.leave(expected_s)
+
+    def _decide(self) -> None:
+        seen = self._put.seen + self._get.seen
+        put = self._put.link()
+        if put is None or self._put.seen < ENOUGH or seen == self._seen:
+            return
+        self._seen = seen
+        path = Path(put, self._get.link() or put, self._frame_bytes, FRAMES)
+        codecs = {mode: self._codec(mode) for mode in self._speeds}
+        totals = costs(codecs, path)
+        left = self.mode
+        if self._decider.decide(totals, self._frames):
+            self._counters.add(codec_switches=1, **{f"codec_{left}": -1, f"codec_{self.mode}": 1})
+            logger.info(
+                "SplitZip now stores KV cache as %r, no longer as %r: storing and loading %d "
+                "frames of %.1f MB would take %s; puts at %s after %.1f ms, gets at %s after "
+                "%.1f ms",
+                self.mode,
+                left,
+                FRAMES,
+                self._frame_bytes / 1e6,
+                ", ".join(
+                    f"{totals[mode]:.4g} s as {mode} ({_codec_text(codecs[mode])})"
+                    for mode in sorted(totals, key=lambda mode: totals[mode])
+                ),
+                rate_text(path.put.bytes_per_s),
+                1e3 * path.put.latency_s,
+                rate_text(path.get.bytes_per_s),
+                1e3 * path.get.latency_s,
+            )
+
+    def _codec(self, mode: str) -> Codec:
+        speed = self._speeds[mode]
+        return Codec(
+            self._ratios[mode].value if mode in self._ratios else 1.0,
+            speed.encode / self._encoding.value,
+            speed.decode / self._decoding.value,
+        )
+
+    def _add_put(self, nbytes: float, seconds: float) -> None:
+        with self._lock:
+            self._put.add(nbytes, seconds)
+
+    def _add_get(self, nbytes: float, seconds: float) -> None:
+        with self._lock:
+            self._get.add(nbytes, seconds)
+
+    def _add_decode(self, expected_s: float, seconds: float) -> None:
+        with self._lock:
+            self._decoding.add(seconds, expected_s)
+
+
+def _kv_bytes(layer: Layer) -> int:
+    return layer.coded.elements * ITEM_BYTES[layer.format]
+
+
+def _codec_text(codec: Codec) -> str:
+    return (
+        f"ratio {codec.ratio:.3f}, encode {rate_text(codec.encode_bytes_per_s)}, "
+        f"decode {rate_text(codec.decode_bytes_per_s)}"
+    )

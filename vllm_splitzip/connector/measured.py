@@ -1,0 +1,84 @@
+"""A store whose puts and gets are timed, for `codec: auto`."""
+
+import time
+from collections.abc import Sequence
+
+from ..choice.clock import BusyClock
+from ..storage.base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
+
+LATE_S = 1.0
+"""A put that was given up after so long says how slow the link is; one refused at once does not."""
+
+ASKED = 3
+PATIENCE_S = 0.2
+
+
+def round_trip_s(store: Store, absent: ObjectKey) -> float:
+    """Seconds that the store takes to say that it has not got `absent`: the least of a few.
+
+    0 where it does not answer. Takes no longer than a fraction of a second.
+    """
+    least = 0.0
+    for _ in range(ASKED):
+        begin = time.perf_counter()
+        store.contains([absent], PATIENCE_S)
+        seconds = time.perf_counter() - begin
+        if store.health == "down" or seconds >= PATIENCE_S:
+            return least
+        least = min(least or seconds, seconds)
+    return least
+
+
+class MeasuredStore(Store):
+    """Hands everything on to a store. What is put and fetched is what that store's tiers take.
+
+    Parameters
+    ----------
+    puts, gets
+        Told the bytes of each object, and while they are under way.
+    """
+
+    def __init__(self, store: Store, puts: BusyClock, gets: BusyClock) -> None:
+        self._store = store
+        self._puts = puts
+        self._gets = gets
+
+    def contains(self, keys: Sequence[ObjectKey], timeout_s: float) -> list[bool]:
+        return self._store.contains(keys, timeout_s)
+
+    def get(self, key: ObjectKey, timeout_s: float) -> Fetched | None:
+        fetched = None
+        self._gets.enter()
+        try:
+            fetched = self._store.get(key, timeout_s)
+        finally:
+            self._gets.leave(fetched.data.nbytes if fetched is not None else 0)
+        return fetched
+
+    def put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, timeout_s: float) -> bool:
+        stored = False
+        begin = time.monotonic()
+        self._puts.enter()
+        try:
+            stored = self._store.put(key, parts, nbytes, timeout_s)
+        finally:
+            counts = stored or time.monotonic() - begin > LATE_S
+            self._puts.leave(nbytes if counts else 0)
+        return stored
+
+    def remove(self, key: ObjectKey) -> None:
+        self._store.remove(key)
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def health(self) -> Health:
+        return self._store.health
+
+    @property
+    def stats(self) -> StoreStats:
+        return self._store.stats
+
+    def describe(self) -> str:
+        return self._store.describe()
