@@ -1,6 +1,7 @@
 """What the storage tests share: keys, contents, and the real servers they run against."""
 
 import contextlib
+import ctypes.util
 import gc
 import os
 import random
@@ -149,6 +150,51 @@ def lm_server(directory: Path) -> Server:
     port = free_port()
     command = [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)]
     return Server(command, port, directory / f"lm-{port}.log")
+
+
+def s3_server(directory: Path) -> Server:
+    port = free_port()
+    script = Path(__file__).parent / "s3_server.py"
+    command = [sys.executable, str(script), str(port), "kv-cache"]
+    return Server(command, port, directory / f"s3-{port}.log")
+
+
+def s3(port: int, **more: object) -> dict[str, object]:
+    """Settings of the store that is the bucket of `s3_server`."""
+    extra_config = {
+        "s3_region": "us-east-1",
+        "disable_tls": True,
+        "s3_prefer_http2": False,
+        "s3_num_io_threads": 4,
+        "aws_access_key_id": "key",
+        "aws_secret_access_key": "secret",
+        **more,
+    }
+    return {"lmcache.remote_url": f"s3://127.0.0.1:{port}", "lmcache.extra_config": extra_config}
+
+
+def mooncake_master(directory: Path) -> Server:
+    if ctypes.util.find_library("ibverbs") is None:
+        raise RuntimeError("libibverbs.so.1 is missing: apt-get install libibverbs1")
+    from mooncake import __file__ as package
+
+    port = free_port()
+    command = [str(Path(package).parent / "mooncake_master"), "--rpc_address=127.0.0.1"]
+    command += [f"--rpc_port={port}", f"--metrics_port={free_port()}"]
+    return Server(command, port, directory / f"mooncake-{port}.log")
+
+
+def mooncake(port: int, **more: object) -> dict[str, object]:
+    """Settings of a store with memory of this process, and that master."""
+    extra_config = {
+        "mooncake_global_segment_size": 64 * MIB,
+        "mooncake_local_buffer_size": 32 * MIB,
+        **more,
+    }
+    return {
+        "lmcache.remote_url": f"mooncakestore://127.0.0.1:{port}",
+        "lmcache.extra_config": extra_config,
+    }
 
 
 class BlackHole:

@@ -97,17 +97,12 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
         ({"lmcache.max_local_cpu_size": 1e-4}, r"max_local_cpu_size=0\.0001: one frame"),
         ({"lmcache.remote_url": "ftp://h:1"}, r"remote_url='ftp://h:1'.*no backend.*redis://"),
         ({"lmcache.remote_url": "nonsense"}, r"remote_url='nonsense': no scheme"),
-        ({"lmcache.remote_url": "s3://b"}, r"s3 backend stores objects of one fixed size.*fs://"),
-        ({"lmcache.remote_url": "resp://h:1"}, r"resp backend.*use redis://"),
-        ({"lmcache.remote_url": "valkey://h:1"}, r"valkey backend.*use redis://"),
-        ({"lmcache.remote_url": "azure://c"}, r"azure backend.*mount the bucket"),
-        ({"lmcache.remote_url": "bigtable://c"}, r"bigtable backend"),
-        ({"lmcache.remote_url": "hfbucket://c"}, r"hfbucket backend"),
-        ({"lmcache.remote_url": "mock://1"}, r"mock backend keeps no data"),
-        ({"lmcache.remote_url": "blackhole://"}, r"blackhole backend keeps no data"),
-        ({"lmcache.remote_url": "audit://h:1"}, r"audit_actual_remote_url='None'"),
-        ({"lmcache.remote_storage_plugins": "s3"}, r"remote_storage_plugins='s3': .*fixed size"),
+        (
+            {"lmcache.remote_storage_plugins": "s3"},
+            r"lmcache\.remote_storage_plugins='s3': .*no s",
+        ),
         ({"lmcache.remote_storage_plugins": "other.x"}, r"remote_storage_plugins='other\.x'"),
+        ({"lmcache.remote_url": "audit://h:1"}, r"audit_actual_remote_url='None'"),
         (
             {
                 "lmcache.remote_storage_plugins": "theirs",
@@ -118,10 +113,10 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
             },
             r"theirs: no_such_module\.Connector cannot be imported: ModuleNotFoundError",
         ),
-        ({"lmcache.storage_plugins": "mine"}, r"storage_plugins=\['mine'\] is not supported yet"),
-        ({"lmcache.enable_p2p": True}, r"enable_p2p=True.*Leave it out"),
-        ({"lmcache.gds_path": "/x"}, r"gds_path='/x'.*Leave it out"),
-        ({"lmcache.extra_config": {"enable_nixl_storage": True}}, r"nixl.*fixed size"),
+        (
+            {"lmcache.storage_plugins": "mine"},
+            r"lmcache\.storage_plugins='mine': extra_config",
+        ),
         ({"lmcache.extra_config": "{"}, r"lmcache\.extra_config='\{'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -145,7 +140,7 @@ def test_limit_must_be_a_positive_number(value):
 
 def test_passwords_do_not_reach_the_message():
     with pytest.raises(SettingError) as caught:
-        config({"lmcache.remote_url": "valkey://me:hunter2@h:1"})
+        config({"lmcache.remote_url": "azure://me:hunter2@h:1"})
     assert "hunter2" not in str(caught.value)
     loaded = config({"lmcache.remote_url": "redis://me:hunter%2F2@h:1"})
     assert loaded.remotes[0].label == "redis://***@h:1"

@@ -10,9 +10,13 @@ from storage_helpers import (
     idle_within,
     key,
     lm_server,
+    mooncake,
+    mooncake_master,
     opened,
     put,
     redis_server,
+    s3,
+    s3_server,
 )
 from vllm_splitzip.errors import StoreError
 from vllm_splitzip.storage import ObjectKey
@@ -28,17 +32,49 @@ def redis_port(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def open_redis_port(tmp_path_factory):
+    server = redis_server(tmp_path_factory.mktemp("redis"))
+    yield server.port
+    server.kill()
+
+
+@pytest.fixture(scope="module")
 def lm_port(tmp_path_factory):
     server = lm_server(tmp_path_factory.mktemp("lm"))
     yield server.port
     server.kill()
 
 
-TIERS = ["default", "fs", "fs-two-paths", "cpu", "disk", "disk-fs", "cpu-disk-fs", "redis", "lm"]
+@pytest.fixture(scope="module")
+def s3_port(tmp_path_factory):
+    server = s3_server(tmp_path_factory.mktemp("s3"))
+    yield server.port
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def mooncake_port(tmp_path_factory):
+    server = mooncake_master(tmp_path_factory.mktemp("mooncake"))
+    yield server.port
+    server.kill()
+
+
+TIERS = ["default", "fs", "fs-two-paths", "cpu", "disk", "disk-fs", "cpu-disk-fs"]
+TIERS += ["redis", "lm", "s3", "resp", "valkey", "mooncakestore"]
 
 
 @pytest.fixture(params=TIERS)
-def store(request, tmp_path, redis_port, lm_port):
+def store(request, tmp_path):
+    port_of = {
+        "redis": "redis_port",
+        "resp": "redis_port",
+        "valkey": "open_redis_port",
+        "lm": "lm_port",
+        "s3": "s3_port",
+        "mooncakestore": "mooncake_port",
+    }
+    server = port_of.get(request.param)
+    port = request.getfixturevalue(server) if server else 0
     fs = {"lmcache.remote_url": f"fs://host:0{tmp_path}/fs"}
     cpu = {"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": 0.1}
     disk = {"lmcache.local_disk": f"file://{tmp_path}/disk/", "lmcache.max_local_disk_size": 1}
@@ -50,8 +86,15 @@ def store(request, tmp_path, redis_port, lm_port):
         "disk": disk,
         "disk-fs": disk | fs,
         "cpu-disk-fs": cpu | disk | fs,
-        "redis": {"lmcache.remote_url": f"redis://:not%2Fsecret@127.0.0.1:{redis_port}/0"},
-        "lm": {"lmcache.remote_url": f"lm://127.0.0.1:{lm_port}"},
+        "redis": {"lmcache.remote_url": f"redis://:not%2Fsecret@127.0.0.1:{port}/0"},
+        "lm": {"lmcache.remote_url": f"lm://127.0.0.1:{port}"},
+        "s3": s3(port, splitzip_page_bytes=64 * 1024),
+        "resp": {
+            "lmcache.remote_url": f"resp://127.0.0.1:{port}",
+            "lmcache.extra_config": {"username": "default", "password": "not/secret"},
+        },
+        "valkey": {"lmcache.remote_url": f"valkey://127.0.0.1:{port}"},
+        "mooncakestore": mooncake(port),
     }[request.param]
     with opened(extra, cache_dir=tmp_path / "cache") as store:
         yield store

@@ -7,8 +7,9 @@ import importlib
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,19 @@ from lmcache.v1.config import LMCacheEngineConfig, load_engine_config_with_overr
 from lmcache.v1.config_base import validate_and_set_config_value
 
 from ..errors import SettingError
-from .schemes import check_plugin, check_scheme, explain, redacted
+from .schemes import (
+    PAGED,
+    REFUSED_EXTRA,
+    REFUSED_SETTINGS,
+    STORAGE_PLUGIN,
+    UNTRIED,
+    check_plugin,
+    check_scheme,
+    explain,
+    redacted,
+)
+
+Named = Callable[[str], str]
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +40,7 @@ MIN_POOL_BYTES = GIB // 4
 POOL_OBJECTS = 6  # objects of the greatest size that the staging pool holds at once
 MAX_OBJECT_BYTES = (1 << 31) - 1  # LMCache writes an object's length as a signed 32-bit number
 
-# Parts of LMCache that move KV cache around its storage backends; nothing here would use them.
-_FOREIGN = (
-    "enable_pd",
-    "enable_p2p",
-    "gds_path",
-    "maru_path",
-    "remote_config_url",
-    "retrieve_locations",
-    "store_location",
-)
-_TIERS = ("local_disk", "remote_url", "remote_storage_plugins")
+_TIERS = ("local_disk", "remote_url", "remote_storage_plugins", "storage_plugins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Remote:
     """One remote backend: a URL, or the name of a storage plugin."""
 
     url: str
-    scheme: str  # of `target`
+    scheme: str  # of `target`; of plugins what schemes.py calls them
     target: str  # what `url` is in the end, behind audit://
     plugin: str | None = None
 
@@ -94,7 +97,13 @@ def load_config(
             f"objects of at most 2. Choose a smaller chunk_tokens"
         )
     config, given = _read(extra)
-    _refuse_foreign(config)
+
+    def named(name: str) -> str:
+        """A setting as it was written."""
+        return f"lmcache.{name}" if f"lmcache.{name}" in extra else name
+
+    _check_sizes(config, named)
+    _refuse_foreign(config, named)
     plugins = config.remote_storage_plugins or []
     default = not any(getattr(config, name) for name in _TIERS) and not (
         config.local_cpu and "local_cpu" in given
@@ -102,15 +111,25 @@ def load_config(
     if default:
         directory = cache_dir if cache_dir is not None else default_cache_dir()
         config.remote_url = f"fs://localhost:0{_url_path(directory)}"
-    remotes = [_plugin(config, name) for name in plugins]
+    remotes = [_plugin(config, name, named) for name in plugins]
     if config.remote_url:
-        remotes.append(_remote(config))
+        remotes.append(_remote(config, named("remote_url")))
+    remotes += [_storage_plugin(config, name, named) for name in config.storage_plugins or []]
+    for remote in remotes:
+        _check_credentials(config, remote)
+        if remote.scheme in UNTRIED:
+            logger.warning(
+                "%s: this project has not been run with LMCache's %s backend. A failure of it "
+                "costs hits, no more",
+                remote.label,
+                remote.scheme,
+            )
 
     disk = bool(config.local_disk)
     if disk and not config.max_local_disk_size:
         raise SettingError(
-            f"max_local_disk_size={config.max_local_disk_size}: local_disk is set and may hold "
-            f"nothing. Allowed: a size in GB greater than 0"
+            f"{named('max_local_disk_size')}={config.max_local_disk_size}: local_disk is set "
+            f"and may hold nothing. Allowed: a size in GB greater than 0"
         )
     hot = bool(config.local_cpu) and bool({"local_cpu", "max_local_cpu_size"} & given)
     config.local_cpu = hot
@@ -120,8 +139,8 @@ def load_config(
     pool_bytes = int(config.max_local_cpu_size * GIB)
     if pool_bytes < max_object_bytes:
         raise SettingError(
-            f"max_local_cpu_size={config.max_local_cpu_size}: one frame of this model can take "
-            f"{max_object_bytes / GIB:.3f} GB. Allowed: that or more"
+            f"{named('max_local_cpu_size')}={config.max_local_cpu_size}: one frame of this "
+            f"model can take {max_object_bytes / GIB:.3f} GB. Allowed: that or more"
         )
     if max_store_gib is not None and (
         isinstance(max_store_gib, bool)
@@ -163,7 +182,6 @@ def _read(extra: Mapping[str, Any]) -> tuple[Any, set[str]]:
             kind = config._config_definitions[name]["type"]
             raise SettingError(f"{key}={value!r}. Allowed: {getattr(kind, '__name__', kind)}")
         given.add(name)
-    _check_sizes(config)
     if config.remote_serde not in (None, "naive"):
         logger.warning("remote_serde=%r is not used: SplitZip is the codec", config.remote_serde)
     # LMCache caches by layer only inside its engine; for connectors it changes what is stored.
@@ -173,7 +191,7 @@ def _read(extra: Mapping[str, Any]) -> tuple[Any, set[str]]:
     return config, given
 
 
-def _check_sizes(config: LMCacheEngineConfig) -> None:
+def _check_sizes(config: LMCacheEngineConfig, named: Named) -> None:
     # A value that LMCache cannot convert becomes None there, with a line in its log.
     for name in ("max_local_cpu_size", "max_local_disk_size"):
         value = getattr(config, name)
@@ -181,56 +199,88 @@ def _check_sizes(config: LMCacheEngineConfig) -> None:
         if not isinstance(value, float | int) or not (
             0 <= value < math.inf and (value > 0 or name == "max_local_disk_size")
         ):
-            raise SettingError(f"{name}={value!r}. Allowed: a size in GB {least}")
+            raise SettingError(f"{named(name)}={value!r}. Allowed: a size in GB {least}")
 
 
-def _refuse_foreign(config: LMCacheEngineConfig) -> None:
-    for name in _FOREIGN:
+def _refuse_foreign(config: LMCacheEngineConfig, named: Named) -> None:
+    """Refuses parts of LMCache that move KV cache around its storage backends; nothing here would
+    use them."""
+    for name, why in REFUSED_SETTINGS.items():
         if getattr(config, name):
             raise SettingError(
-                f"{name}={getattr(config, name)!r}: SplitZipConnector stores through LMCache's "
-                f"local_cpu, local_disk and remote backends and does not use this. Leave it out"
+                f"{named(name)}={getattr(config, name)!r}: SplitZipConnector stores through "
+                f"LMCache's local_cpu, local_disk, remote and plugin backends; LMCache's engine "
+                f"alone uses this, and {why}. Leave it out"
             )
-    extra = config.extra_config
-    if extra.get("enable_nixl_storage"):
-        raise SettingError(
-            "extra_config.enable_nixl_storage: LMCache's nixl backend stores objects of one "
-            "fixed size. Use fs://, redis:// or mooncakestore://"
-        )
-    if config.storage_plugins:
-        raise SettingError(
-            f"storage_plugins={config.storage_plugins!r} is not supported yet. "
-            f"Use remote_storage_plugins"
-        )
+    for name, why in REFUSED_EXTRA.items():
+        if config.extra_config.get(name):
+            raise SettingError(f"{named('extra_config')}.{name}: {why}. Leave it out")
 
 
-def _plugin(config: LMCacheEngineConfig, name: str) -> Remote:
+def _plugin(config: LMCacheEngineConfig, name: str, named: Named) -> Remote:
     prefix = f"remote_storage_plugin.{name}"
-    extra = config.extra_config
-    named = bool(extra.get(f"{prefix}.module_path") and extra.get(f"{prefix}.class_name"))
-    check_plugin(name, named)
-    if named:
-        try:
-            module = importlib.import_module(extra[f"{prefix}.module_path"])
-            getattr(module, extra[f"{prefix}.class_name"])
-        except Exception as error:  # LMCache says it in its log only
-            raise SettingError(
-                f"{prefix}: {extra[f'{prefix}.module_path']}.{extra[f'{prefix}.class_name']} "
-                f"cannot be imported: {explain(error)}"
-            ) from error
+    scheme = check_plugin(
+        named("remote_storage_plugins"), name, _has_class(config.extra_config, prefix)
+    )
     url = f"plugin://{name}"
-    return Remote(url, name.partition(".")[0], url, name)
+    return Remote(url, scheme, url, name)
 
 
-def _remote(config: LMCacheEngineConfig) -> Remote:
+def _storage_plugin(config: LMCacheEngineConfig, name: str, named: Named) -> Remote:
+    prefix = f"storage_plugin.{name}"
+    if not _has_class(config.extra_config, prefix):
+        raise SettingError(
+            f"{named('storage_plugins')}={name!r}: extra_config has no {prefix}.module_path and "
+            f".class_name"
+        )
+    url = f"{STORAGE_PLUGIN}://{name}"
+    return Remote(url, STORAGE_PLUGIN, url, name)
+
+
+def _has_class(extra: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a plugin's class is named.
+
+    Raises
+    ------
+    SettingError
+        It is, and cannot be imported, which LMCache says in its log only.
+    """
+    module, name = extra.get(f"{prefix}.module_path"), extra.get(f"{prefix}.class_name")
+    if not module or not name:
+        return False
+    try:
+        getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise SettingError(
+            f"{prefix}: {module}.{name} cannot be imported: {explain(error)}"
+        ) from error
+    return True
+
+
+def _remote(config: LMCacheEngineConfig, setting: str) -> Remote:
     config.remote_url = url = _with_host(str(config.remote_url))
-    scheme = check_scheme("remote_url", url)
+    scheme = check_scheme(setting, url)
     if scheme != "audit":
         return Remote(url, scheme, url)
     extra = config.extra_config
     actual = extra.get("audit_actual_remote_url", config.audit_actual_remote_url)
     extra["audit_actual_remote_url"] = target = _with_host(str(actual))
-    return Remote(url, check_scheme("audit_actual_remote_url", target), target)
+    kind = check_scheme("audit_actual_remote_url", target)
+    if kind in (*PAGED, "mooncakestore", "audit"):
+        raise SettingError(
+            f"audit_actual_remote_url={redacted(target)!r}: {kind}:// cannot be behind audit://. "
+            f"Use it as remote_url"
+        )
+    return Remote(url, kind, target)
+
+
+def _check_credentials(config: LMCacheEngineConfig, remote: Remote) -> None:
+    for name in ("valkey_username", "valkey_password"):
+        if remote.scheme == "valkey" and config.extra_config.get(name):
+            raise SettingError(
+                f"extra_config.{name}: LMCache {version('lmcache')} hands a valkey server the "
+                f"user's name as password and the password as name. Use redis:// for this server"
+            )
 
 
 def _with_host(url: str) -> str:

@@ -33,6 +33,8 @@ class Traits:
     # Calls use memory in the loop's thread only, and may be ended wherever they wait. Others
     # have threads that go on writing to it.
     cancellable: bool = False
+    confirms: bool = True  # a put that failed raises; others have to be asked whether it is there
+    replaces: bool = True  # a put replaces what is there; others keep it
 
     @property
     def is_stream(self) -> bool:
@@ -94,7 +96,7 @@ class Connection:
             with self._changed:
                 self._changed.wait_for(lambda: self._calls == 0)
         try:
-            self._loop.submit(self._close_connector()).result(CLOSE_S)
+            self._loop.submit(close_connector(self.connector)).result(CLOSE_S)
         except Exception as error:
             logger.debug("closing a connector: %r", error)
         if not self._loop.stop(CLOSE_S):
@@ -106,16 +108,24 @@ class Connection:
         thread.start()
         return thread
 
-    async def _close_connector(self) -> None:
-        executor = getattr(self.connector, "pq_executor", None)
-        if executor is None:
-            await self.connector.close()
-            return
-        # The redis connectors' own close() blocks the loop to wait for a task on that loop.
-        await executor.shutdown_async(wait=False)
-        client = getattr(self.connector, "connection", None)
-        if client is not None:
-            await client.aclose()
+
+async def close_connector(connector: Any) -> None:
+    """Closes one of LMCache's connectors.
+
+    Those that have a queue of calls block the loop in their own close(), to wait for a task on
+    that loop.
+    """
+    queue = getattr(connector, "pq_executor", None)
+    if queue is None:
+        await connector.close()
+        return
+    await queue.shutdown_async(wait=False)
+    connection = getattr(connector, "connection", None)  # of redis://
+    if connection is not None:
+        await connection.aclose()
+    client = getattr(connector, "client", None)  # of resp://
+    if client is not None:
+        await asyncio.to_thread(client.close)
 
 
 class Line:

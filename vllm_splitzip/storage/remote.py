@@ -45,7 +45,14 @@ _SETTING_ERRORS = (
     FileExistsError,
 )
 # What connectors stumble over in an object that is damaged, when the server is well.
-_DAMAGE = (ValueError, TypeError, LookupError, AssertionError, struct.error)
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    struct.error,
+    IsADirectoryError,  # in a file's place
+)
 
 
 class RemoteTier:
@@ -87,10 +94,16 @@ class RemoteTier:
             self._breaker.failed(ticket, f"not connected within {timeout_s:g} s")
         except SettingError:
             raise
-        except _SETTING_ERRORS as error:
-            raise SettingError(f"{self.label}: LMCache cannot use it: {explain(error)}") from error
         except Exception as error:
+            if self._is_setting_error(error):
+                raise SettingError(
+                    f"{self.label}: LMCache cannot use it: {explain(error)}"
+                ) from error
             self._breaker.failed(ticket, explain(error))
+
+    def _is_setting_error(self, error: Exception) -> bool:
+        """Whether trying again could not help."""
+        return isinstance(error, _SETTING_ERRORS)
 
     def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
         async def ask(connector: Any) -> list[bool]:
@@ -148,9 +161,12 @@ class RemoteTier:
             return False
 
         async def ask(connector: Any) -> bool:
+            if fresh and not self._traits.replaces:
+                with contextlib.suppress(NotImplementedError):
+                    connector.remove_sync(key)
             await connector.put(key, obj)
             # lm:// acknowledges nothing: its put has "succeeded" when the kernel took the bytes.
-            return not self._traits.is_stream or bool(await connector.exists(key))
+            return self._traits.confirms or bool(await connector.exists(key))
 
         def refusal(error: BaseException) -> bool:
             if _is_refusal(error):

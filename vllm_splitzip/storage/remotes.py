@@ -1,9 +1,10 @@
-"""Opening the remote backends, and what is particular to fs://."""
+"""Opening the remote backends, each with what it needs around LMCache's connector."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import importlib
 import os
 import pkgutil
@@ -22,10 +23,24 @@ from .config import Remote, StoreConfig
 from .connection import Traits
 from .guards import check_metadata_format
 from .janitor import TMP_PREFIX, Janitor
+from .mooncake import Mooncake, fill_in, master_of
+from .paged import PagedConnector, PagePool, page_bytes_of
+from .plugin import PluginConnector, launch
 from .pool import StagingPool
 from .remote import RemoteTier
+from .s3 import S3
+from .schemes import PAGED, STORAGE_PLUGIN
 
 OPEN_S = 5.0  # start-up waits this long for a remote that does not answer
+
+# Of a directory that can never be used, whoever tries. Others say that a file system is not there.
+_UNUSABLE = {
+    errno.ENOENT,  # its parent is one in which nothing can be made, as /proc
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+}
 
 
 def open_remote(
@@ -47,15 +62,11 @@ def open_remote(
     lmcache.extra_config = {
         **lmcache.extra_config,
         "fs_connector_relative_tmp_dir": tmp_name,
+        "save_chunk_meta": remote.scheme not in PAGED,
     }
-
-    def opener(loop: Any) -> Any:
-        if remote.scheme == "lm":
-            _knock(remote.target)
-        opened = connector.CreateConnector(remote.url, loop, pool, lmcache, metadata, remote.plugin)
-        # Without LMCache's instruments: they keep a number per call for a reporter that only
-        # its engine runs.
-        return opened.getWrappedConnector()
+    if remote.scheme == "mooncakestore":
+        fill_in(lmcache.extra_config, remote.target, remote.label)
+    opener = _opener(remote, lmcache, metadata, pool)
 
     tier: RemoteTier
     if remote.scheme == "fs":
@@ -75,6 +86,46 @@ def open_remote(
         tier.close()
         raise
     return tier
+
+
+def _opener(remote: Remote, lmcache: Any, metadata: Any, pool: StagingPool) -> Callable[[Any], Any]:
+    """What makes a connector on an event loop."""
+
+    def create(loop: Any, local_cpu: Any, metadata: Any) -> Any:
+        opened = connector.CreateConnector(
+            remote.url, loop, local_cpu, lmcache, metadata, remote.plugin
+        )
+        # Without LMCache's instruments: they keep a number per call for a reporter that only
+        # its engine runs.
+        return opened.getWrappedConnector()
+
+    def paged(loop: Any) -> Any:
+        page_bytes = page_bytes_of(lmcache.extra_config)
+        lmcache.save_unfull_chunk = False  # asked of LMCache's users by the same connectors
+        pages = PagePool(copy.copy(lmcache), page_bytes)
+        inner = create(loop, pages, pages.metadata)
+        if remote.scheme == "s3":
+            inner = S3(inner)
+        return PagedConnector(inner, pages, pool, page_bytes)
+
+    def mooncake(loop: Any) -> Any:
+        master = master_of(lmcache.extra_config)
+        if master is not None:
+            _knock(f"mooncakestore://{master}")  # it would try for 90 s
+        return Mooncake(create(loop, pool, metadata), pool)
+
+    def plugin(loop: Any) -> Any:
+        return PluginConnector(launch(str(remote.plugin), lmcache, metadata, loop, pool))
+
+    def plain(loop: Any) -> Any:
+        if remote.scheme == "lm":
+            _knock(remote.target)
+        return create(loop, pool, metadata)
+
+    if remote.scheme in PAGED:
+        page_bytes_of(lmcache.extra_config)
+        return paged
+    return {"mooncakestore": mooncake, STORAGE_PLUGIN: plugin}.get(remote.scheme, plain)
 
 
 class FsTier(RemoteTier):
@@ -109,6 +160,10 @@ class FsTier(RemoteTier):
             self._janitor.discard(self.path_of(key), began)
         return obj
 
+    def _is_setting_error(self, error: Exception) -> bool:
+        unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
+        return unusable or super()._is_setting_error(error)
+
     def _prepare(self, key: Any, nbytes: int, deadline: float, *, fresh: bool) -> bool:
         if not fresh and self.exists([key], max(0.0, deadline - time.monotonic()))[0]:
             self._janitor.touch(self.path_of(key))
@@ -128,8 +183,12 @@ class FsTier(RemoteTier):
 
 def _traits(scheme: str) -> Traits:
     if scheme == "lm":  # talks over one socket, and lets go of its lock between header and body
-        return Traits(width=1)
-    return Traits(cancellable=_is_redis(scheme))
+        return Traits(width=1, confirms=False)
+    return Traits(
+        cancellable=_is_redis(scheme),
+        confirms=scheme not in ("infinistore", "hf3fs", "eic", "sagemaker-hyperpod"),
+        replaces=scheme != "mooncakestore",
+    )
 
 
 def _is_redis(scheme: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which of LMCache's remote backends can hold objects of any size, and why the others cannot."""
+"""What each of LMCache's backends can do with frames: keep them, keep them in pages, or not."""
 
 from __future__ import annotations
 
@@ -7,43 +7,70 @@ import re
 from ..errors import SettingError
 
 # They store each object with its length, and give back exactly that many bytes.
-SUPPORTED = (
+TRIED = (
     "fs",
     "lm",
     "redis",
-    "rediss",
     "unix",
-    "redis-sentinel",
-    "redis-cluster",
     "mooncakestore",
-    "infinistore",
-    "hf3fs",
-    "eic",
-    "sagemaker-hyperpod",
     "audit",
     "external",
 )
 
-_FIXED = (
-    "LMCache's {scheme} backend stores objects of one fixed size and cannot give back a "
-    "compressed frame's exact bytes"
+# They store objects of one size: frames are laid over pages. See paged.py.
+PAGED = ("s3", "resp", "valkey")
+
+# LMCache's code for them keeps lengths too, but nobody has run it with frames: they need hardware,
+# or a service, that this project has not. A put is only believed once the object is seen.
+UNTRIED = (
+    "rediss",
+    "redis-sentinel",
+    "redis-cluster",
+    "infinistore",
+    "hf3fs",
+    "eic",
+    "sagemaker-hyperpod",
 )
-_USE_REDIS = "use redis:// for the same server"
-_USE_MOUNT = "mount the bucket and use fs://HOST:0/MOUNT/POINT"
-_NO_DATA = "LMCache's {scheme} backend keeps no data; it is for LMCache's own tests"
+
+SUPPORTED = (*TRIED, *PAGED, *UNTRIED)
+
+_NO_DATA = "LMCache's {scheme} backend keeps no data; it is for LMCache's own tests. Use fs://"
 
 REFUSED = {
-    "s3": f"{_FIXED}; {_USE_MOUNT}",
-    "resp": f"{_FIXED}; {_USE_REDIS}",
-    "valkey": f"{_FIXED}; {_USE_REDIS}",
-    "azure": f"{_FIXED}; {_USE_MOUNT}",
-    "bigtable": f"{_FIXED}; use redis:// or fs://",
-    "hfbucket": f"{_FIXED}; use redis:// or fs://",
-    "mock": f"{_NO_DATA}; use fs://",
-    "blackhole": f"{_NO_DATA}; use fs://",
+    "azure": "LMCache's azure backend remembers for ever that an object was absent, so that what "
+    "another engine stores later is never found. Mount the container and use fs://, or use s3://",
+    "bigtable": "LMCache's bigtable backend answers an error like an absent object, and needs a "
+    "Google Cloud instance to be tried with. Use redis:// or s3://",
+    "hfbucket": "LMCache's hfbucket backend remembers object sizes for a time, answers an error "
+    "like an absent object, and needs an account to be tried with. Use s3:// or fs://",
+    "mock": _NO_DATA,
+    "blackhole": _NO_DATA,
 }
 
-_BUILT_IN_PLUGINS = ("fs", "redis", "mooncakestore", "hf3fs", "bigtable", "hfbucket")
+# Settings that make LMCache's engine add a backend of its own, and why none of them fits.
+_ONE_SIZE = "its {kind} backend stores objects of one fixed size on {where}"
+REFUSED_SETTINGS = {
+    "enable_pd": "its PD backend pushes raw KV cache between GPUs. Start prefill and decode with a "
+    "store that they share",
+    "enable_p2p": "its P2P backend serves raw chunks that LMCache's own engine holds. Use a store "
+    "that the engines share, such as redis://",
+    "gds_path": _ONE_SIZE.format(kind="GDS (and WekaFS)", where="GPU memory")
+    + ". Use local_disk, or fs:// on the same file system",
+    "maru_path": _ONE_SIZE.format(kind="Maru", where="CXL memory") + ". Use local_disk",
+    "remote_config_url": "it would fetch other settings at run time. Write them in the file",
+    "retrieve_locations": "it names backends of LMCache's engine. Configure only those to be used",
+    "store_location": "it names a backend of LMCache's engine. Configure only those to be used",
+}
+REFUSED_EXTRA = {
+    "enable_nixl_storage": "LMCache's nixl backend stores objects of one fixed size in buffers "
+    "that NIXL has registered. Use fs://, s3:// or mooncakestore://",
+    "audit_backend_enabled": "it wraps the backends of LMCache's engine. Use remote_url audit://",
+}
+
+PLUGIN = "plugin"  # the scheme of somebody else's remote connector ...
+STORAGE_PLUGIN = "storage-plugin"  # ... and of somebody else's storage backend
+
+_BUILT_IN_PLUGINS = ("fs", "redis", "mooncakestore", "hf3fs")
 
 
 def check_scheme(setting: str, url: str) -> str:
@@ -64,8 +91,8 @@ def check_scheme(setting: str, url: str) -> str:
     )
 
 
-def check_plugin(name: str, has_module: bool) -> None:
-    """Checks one entry of `remote_storage_plugins`, `TYPE` or `TYPE.INSTANCE`.
+def check_plugin(setting: str, name: str, has_module: bool) -> str:
+    """The scheme of one entry of `remote_storage_plugins`, `TYPE` or `TYPE.INSTANCE`.
 
     Raises
     ------
@@ -75,15 +102,16 @@ def check_plugin(name: str, has_module: bool) -> None:
     """
     kind = name.partition(".")[0]
     if has_module:
-        return  # a third party's; whether it keeps exact bytes is for its author to say
+        return PLUGIN  # whether it keeps exact bytes is for its author to say
     if kind in REFUSED:
-        raise SettingError(f"remote_storage_plugins={name!r}: {REFUSED[kind].format(scheme=kind)}")
+        raise SettingError(f"{setting}={name!r}: {REFUSED[kind].format(scheme=kind)}")
     if kind not in _BUILT_IN_PLUGINS:
         raise SettingError(
-            f"remote_storage_plugins={name!r}: LMCache has no such backend built in, and "
+            f"{setting}={name!r}: LMCache has no such backend built in, and "
             f"extra_config has no remote_storage_plugin.{name}.module_path and .class_name. "
-            f"Built in: fs, redis, mooncakestore, hf3fs"
+            f"Built in: {', '.join(_BUILT_IN_PLUGINS)}"
         )
+    return kind
 
 
 def redacted(url: str) -> str:
