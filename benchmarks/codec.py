@@ -224,23 +224,38 @@ def main() -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Ratio over decode speed of every BF16 row at 2 threads."""
+    """Ratio over decode speed of every BF16 row at 2 threads; a marker for each model."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
     chosen = [r for r in rows if r.format == "bf16" and r.threads == 2 and r.decode_gbs]
-    for row in chosen:
-        mine = row.name in MODES
-        axis.scatter(row.decode_gbs, row.ratio, c="#4e9a06" if mine else "#888888", s=45)
-        axis.annotate(
-            row.name, (row.decode_gbs or 0, row.ratio), xytext=(5, 4), fontsize=8,
-            textcoords="offset points", weight="bold" if mine else "normal",
+    names = list(dict.fromkeys(row.model for row in chosen))
+    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    for model, marker in zip(names, "os^D", strict=False):
+        mine = [row for row in chosen if row.model == model]
+        axis.scatter(
+            [row.decode_gbs or 0 for row in mine],
+            [row.ratio for row in mine],
+            c=["#4e9a06" if row.name in MODES else "#888888" for row in mine],
+            marker=marker, s=40, label=model,
         )  # fmt: skip
+    for row in chosen:  # labelled once, at the first model's marker
+        if row.model == names[0]:
+            axis.annotate(
+                row.name, (row.decode_gbs or 0, row.ratio), xytext=(6, 4), fontsize=8,
+                textcoords="offset points", weight="bold" if row.name in MODES else "normal",
+            )  # fmt: skip
+    copies = [row.copy_gbs for row in chosen if row.copy_gbs]
+    axis.axvline(median(copies), c="#3465a4", ls="--", lw=1)
+    axis.text(median(copies), 1.25, " copy_", c="#3465a4", fontsize=8)
     axis.set(xscale="log", xlabel="decode, GB/s of BF16 KV at 2 threads", ylabel="ratio")
+    ticks = [1, 2, 5, 10, 20, 40]
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
     axis.set_title("Lossless compression of real KV cache on a CPU")
+    axis.legend(loc="lower left")
     axis.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -184,11 +184,14 @@ def _draw(
     bars = axes[1, 0].bar(list(ratios), list(ratios.values()), color="#4e9a06", width=0.55)
     axes[1, 0].bar_label(bars, fmt="%.3f")
     table = np.array([list(rates.values()) for rates in carried.values()]) * 100
-    image = axes[1, 1].imshow(table, cmap="YlOrRd", vmin=0)
-    names = [name[:16] for name in carried]
+    axes[1, 1].imshow(table, cmap="YlOrRd", vmin=0, vmax=2 * table.max())
+    for row, column in np.ndindex(table.shape):
+        axes[1, 1].text(
+            column, row, f"{table[row, column]:.3f}", ha="center", va="center", fontsize=7
+        )
+    names = [name[:20] for name in carried]
     axes[1, 1].set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
     axes[1, 1].set_yticks(range(len(names)), names, fontsize=7)
     axes[1, 1].set(title="Escapes, % (row's codebook on column's text)")
-    figure.colorbar(image, ax=axes[1, 1], shrink=0.8)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -1,0 +1,207 @@
+"""The results page, out of what the other benchmarks left in build/.
+
+``python -m benchmarks.results`` writes benchmarks/results.md and copies the pictures beside it. A
+benchmark that was not run has its command there, and no figures.
+"""
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.once import REPO_ROOT
+
+BUILD = REPO_ROOT / "build"
+PAGE = REPO_ROOT / "benchmarks" / "results.md"
+FIGURES = REPO_ROOT / "benchmarks" / "figures"
+
+Lines = Iterable[str]
+
+HEAD = """# Results
+
+Written by `python -m benchmarks.results` from the files that the benchmarks leave in `build/`.
+Every figure was measured by the command named above it, on the machine named there. Compression is
+proven bit-exact in the same run before a speed is reported. Speeds on a CPU are GB/s of input,
+medians over rounds that interleave everything compared; the machine is a shared virtual one, so the
+quotient by `copy_` of the same run says more than the GB/s.
+"""
+
+
+def main() -> None:
+    FIGURES.mkdir(exist_ok=True)
+    page = [HEAD]
+    for title, name, command, show in SECTIONS:
+        page.append(f"## {title}\n\n`{command}`")
+        path = BUILD / name
+        if path.exists():
+            taken = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
+            page.append(f"{taken}, {machine()}.")
+            page.extend(show(json.loads(path.read_text())))
+        else:
+            page.append("Not run.")
+    PAGE.write_text("\n\n".join(page) + "\n")
+    print(f"wrote {PAGE.relative_to(REPO_ROOT)}")
+
+
+def machine() -> str:
+    """Processor, memory and versions, in one line."""
+    info = dict(
+        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
+    )
+    processor = next((text for key, text in info.items() if key.strip() == "model name"), "?")
+    cores = Path("/proc/cpuinfo").read_text().count("processor\t")
+    total = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "lmcache"))
+    return (
+        f"{cores} vCPU of a {processor.strip()}, {total:.0f} GB, no GPU; "
+        f"Python {platform.python_version()}, {packages}"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def picture(name: str, text: str) -> str:
+    """A picture out of build/, copied to where the page can show it."""
+    shutil.copyfile(BUILD / name, FIGURES / name)
+    return f"![{text}](figures/{name})"
+
+
+def ratios(data: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"KV cache by bytes of whole frames of {data['tokens']} tokens, everything in them "
+        "counted, on text that nothing was calibrated on."
+    )
+    yield table(
+        ("model", "format", "mode", "packing", "ratio", "bits per element", "asked for"),
+        (
+            (
+                row["model"], row["format"], f"`{row['mode']}`", row["packing"],
+                f"{row['ratio']:.4f}", f"{row['bits']:.3f}", row["bar"] or "",
+            )
+            for row in data["rows"]
+        ),
+    )  # fmt: skip
+
+
+def codec(data: Mapping[str, Any]) -> Iterator[str]:
+    rows = [row for row in data["rows"] if row["threads"]]
+    yield "Calls of one layer of 12,288 tokens, blocks in order. In brackets: of `copy_`."
+    yield picture("codec.png", "ratio over decode speed")
+    for threads in sorted({row["threads"] for row in rows}, reverse=True):
+        yield f"{threads} thread{'s' if threads > 1 else ''}:"
+        yield table(
+            ("model", "what", "format", "ratio", "encode", "decode", "`copy_`", "exact"),
+            (_codec_row(row) for row in rows if row["threads"] == threads),
+        )
+    yield "Ablations, ratio without framing:"
+    yield _by_model(data["ablations"], "what", "ratio")
+    counted = ", ".join(
+        f"{row['model']} {row['ratio']:.4f}" for row in data["rows"] if not row["threads"]
+    )
+    yield f"Top-16 as the paper's public artifact counts it, 7 bytes an escape: {counted}."
+
+
+def _codec_row(row: Mapping[str, Any]) -> Sequence[object]:
+    speeds = [
+        f"{row[key]:.2f} [{row[key] / row['copy_gbs']:.2f}]" if row[key] else ""
+        for key in ("encode_gbs", "decode_gbs")
+    ]
+    return (
+        row["model"], row["name"], row["format"], f"{row['ratio']:.4f}", *speeds,
+        f"{row['copy_gbs']:.2f}" if row["copy_gbs"] else "", "yes" if row["exact"] else "no",
+    )  # fmt: skip
+
+
+def _by_model(rows: Sequence[Mapping[str, Any]], what: str, figure: str) -> str:
+    """Rows by `what`, a column per model."""
+    names = sorted({row["model"] for row in rows})
+    values = {(row[what], row["model"]): row[figure] for row in rows}
+    whats = dict.fromkeys(row[what] for row in rows)
+    return table(
+        (what, *names), ((one, *(f"{values[one, name]:.4f}" for name in names)) for one in whats)
+    )
+
+
+def cpu_codec(data: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "Runs of one layer: of all prompts together, of 2,048 tokens, and of the 256 of a frame. "
+        "Each thread codes runs of its own, as the connector's do. In brackets: the median "
+        "quotient by `copy_` of the same round."
+    )
+    yield table(
+        ("model", "blocks", "tokens", "threads", "mode", "`copy_`", "encode", "decode"),
+        (
+            (
+                row["model"], row["blocks"], f"{row['tokens']:,}", row["threads"],
+                f"`{row['mode']}`", f"{row['copy_gbs']:.2f}",
+                *(f"{row[f'{name}_gbs']:.2f} [{row[f'{name}_by_copy']:.2f}]"
+                  for name in ("encode", "decode")),
+            )
+            for row in data["rows"]
+        ),
+    )  # fmt: skip
+
+
+def analysis(data: Mapping[str, Any]) -> Iterator[str]:
+    yield picture("analyze.png", "entropy, coverage, ratios and generalisation")
+    figures: list[tuple[str, Callable[[Mapping[str, Any]], float]]] = [
+        ("entropy of the exponent, bits", lambda layer: layer["entropy"]),
+        *(
+            (f"covered by the {n} most frequent", lambda layer, n=n: layer[f"top{n}"])  # type: ignore[misc]
+            for n in (4, 8, 16)
+        ),
+    ]
+    rows = []
+    for kind in ("K", "V"):
+        layers = [layer for layer in data["layers"] if layer["kind"] == kind]
+        for what, figure in figures:
+            values = [figure(layer) for layer in layers]
+            rows.append((kind, what, *(f"{f(values):.4f}" for f in (min, median, max))))
+    yield table(("", "of each layer", "least", "median", "most"), rows)
+    shares = [share for row in data["escapes"].values() for share in row.values()]
+    yield (
+        "Escapes in percent, a codebook of one text on each other text: "
+        f"{100 * min(shares):.3f} to {100 * max(shares):.3f}."
+    )
+
+
+def overhead(data: Mapping[str, Any]) -> Iterator[str]:
+    values = sorted(data["ratios"])
+    yield (
+        f"{data['model']}, {data['prompt_tokens']} prompt tokens, {data['max_tokens']} output "
+        "tokens, a request without a hit, with the connector by without it: median "
+        f"{data['median_ratio']:.3f} [{values[0]:.3f} to {values[-1]:.3f}], {data['pairs']} pairs."
+    )
+
+
+Show = Callable[[Mapping[str, Any]], Lines]
+
+SECTIONS: tuple[tuple[str, str, str, Show], ...] = (
+    ("How small", "ratios.json", "python -m benchmarks.ratios", ratios),
+    ("Beside other compressors", "codec.json", "python -m benchmarks.codec", codec),
+    (
+        "The CPU codec by length of run",
+        "cpu_codec.json",
+        "python -m benchmarks.cpu_codec",
+        cpu_codec,
+    ),
+    (
+        "What the KV cache is like",
+        "analyze.json",
+        "vllm-splitzip analyze --model build/models/smollm2-135m …",
+        analysis,
+    ),
+    ("A request without a hit", "overhead.json", "python -m benchmarks.overhead", overhead),
+)
+
+if __name__ == "__main__":
+    main()
