@@ -1,0 +1,341 @@
+"""Prefill and decode on two servers, over links of several rates: what compression is worth there.
+
+Two network namespaces with a shaped link between them stand for two machines (`disagg_link`). The
+prefill server and the store are on one side, the decode server on the other, vLLM's own
+toy_proxy_server.py in front of both. Every prompt is asked of every arm, one after the other:
+
+| arm                           | how the decode server comes by the prompt's KV cache             |
+|-------------------------------|------------------------------------------------------------------|
+| none                          | it computes it; the request goes to it alone, past the proxy     |
+| nixl                          | vLLM's NixlConnector, raw                                        |
+| raw, fast, dense, max, auto   | SplitZipConnector with that codec                                |
+
+``python -m benchmarks.disagg`` measures all of it, which takes hours; `--arms`, `--links`,
+`--models`, `--prompts` and `--repeats` choose a part, and `--resume` adds to what is there. It
+needs root, and prints a table. build/disagg.json holds the medians (`rows`) and every single
+measurement; build/disagg-MODEL.png shows the speed-up against the link's rate.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from benchmarks import disagg_table, models, texts
+from benchmarks.disagg_client import Answer, Prompt, ask, counters, same_tokens
+from benchmarks.disagg_link import Link, LinkError
+from benchmarks.disagg_serve import bench_serve
+from benchmarks.disagg_servers import (
+    ARMS,
+    BUILD,
+    CODECS,
+    Fleet,
+    Pair,
+    Setup,
+    groups_of,
+    servers_of,
+    servers_that_fit,
+)
+from vllm_splitzip.errors import SettingError
+from vllm_splitzip.settings import Settings
+
+LINKS = ("20mbit", "50mbit", "200mbit", "1gbit", "unshaped")
+PROMPT_TOKENS = (500, 1000, 1900)
+RESULT = BUILD / "disagg.json"
+
+SETTLE_S = 0.3
+"""Seconds between two measurements."""
+
+COUNTED_S = 10.0
+"""Seconds for a server's counters to show a request that has been answered."""
+
+WARM_UP_PROMPTS = 2
+
+
+def main() -> None:
+    options = parse()
+    measurements = load(RESULT) if options.resume else []
+    arms = known_arms(options.arms)
+    try:
+        with Link() as link:
+            for name in options.models:
+                run_model(name, arms, link, options, measurements)
+    except LinkError as error:
+        sys.exit(str(error))
+    finally:
+        # Also when it is interrupted: what there is can be looked at.
+        rows = disagg_table.rows(measurements)
+        disagg_table.plot(rows, BUILD)
+        print(disagg_table.text(rows))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Prefill and decode over a shaped link.")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
+    parser.add_argument(
+        "--models", nargs="+", choices=list(models.SOURCES), default=list(models.SOURCES)
+    )
+    parser.add_argument("--prompts", nargs="+", type=int, default=list(PROMPT_TOKENS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=16)
+    parser.add_argument("--step-tokens", type=int, default=512, help="tokens prefilled at once")
+    parser.add_argument("--concurrency", type=int, default=4, help="requests at once; 0: none")
+    parser.add_argument(
+        "--rps-repeats", type=int, default=1, help="repeats in which requests per second count"
+    )
+    parser.add_argument("--servers", type=int, help="most vLLM servers at a time")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
+    parser.add_argument(
+        "--bench-serve", action="store_true", help="run `vllm bench serve` on each proxy too"
+    )
+    return parser.parse_args()
+
+
+def known_arms(wanted: Sequence[str]) -> list[str]:
+    """Arms in their order, without codecs that this version does not have."""
+    arms = []
+    for arm in ARMS:
+        if arm not in wanted:
+            continue
+        if arm in CODECS:
+            try:
+                Settings.from_extra_config({"codec": arm})
+            except SettingError as error:
+                print(f"without arm {arm}: {error}", flush=True)
+                continue
+        arms.append(arm)
+    return arms
+
+
+def run_model(
+    name: str,
+    arms: Sequence[str],
+    link: Link,
+    options: argparse.Namespace,
+    measurements: list[dict[str, Any]],
+) -> None:
+    """Measure one model, repeat by repeat, with as many servers alive as memory allows."""
+    setup = Setup(models.ensure(name), step_tokens=options.step_tokens)
+    bench = Bench(name, setup, link, options, measurements)
+    groups = groups_of(arms, options.servers or servers_that_fit())
+    if len(groups) == 1:
+        with bench.fleet(groups[0]):
+            for repeat in range(options.repeats):
+                bench.run(groups[0], repeat)
+        return
+    for repeat in range(options.repeats):
+        for group in groups:
+            if any(bench.missing(group, repeat)):
+                with bench.fleet(group):
+                    bench.run(group, repeat)
+
+
+class Bench:
+    """Measures one model's arms. Every measurement is appended to `measurements` and saved."""
+
+    def __init__(
+        self,
+        name: str,
+        setup: Setup,
+        link: Link,
+        options: argparse.Namespace,
+        measurements: list[dict[str, Any]],
+    ) -> None:
+        self._name = name
+        self._setup = setup
+        self._link = link
+        self._options = options
+        self._measurements = measurements
+        self._references: dict[tuple[int, int], Answer] = {}
+        self._salt = 0
+        tokenizer = AutoTokenizer.from_pretrained(setup.model)
+        count = max(options.repeats, options.concurrency, WARM_UP_PROMPTS)
+        self._prompts = {
+            tokens: texts.prompts(tokenizer, [tokens] * count) for tokens in options.prompts
+        }
+
+    def fleet(self, arms: Sequence[str]) -> Fleet:
+        """Start the servers of some arms and warm them up."""
+        started = time.monotonic()
+        self._link.shape(None)
+        self._say(f"starting {len(frozenset().union(*map(servers_of, arms)))} servers")
+        self._fleet = Fleet(arms, self._setup)
+        try:
+            for arm in arms:
+                self._warm_up(arm)
+        except BaseException:
+            self._fleet.__exit__(*sys.exc_info())
+            raise
+        self._say(f"ready after {time.monotonic() - started:.0f} s")
+        return self._fleet
+
+    def missing(self, arms: Sequence[str], repeat: int) -> Iterator[tuple[str, int, str]]:
+        """(link, prompt tokens, arm) not measured yet in a repeat, in their order."""
+        there = {
+            (row["link"], row["prompt_tokens"], row["arm"])
+            for row in self._measurements
+            if (row["model"], row["repeat"]) == (self._name, repeat)
+        }
+        turn = repeat % len(arms)
+        for link in self._options.links:
+            for tokens in self._options.prompts:
+                # Another arm first in each repeat.
+                for arm in [*arms[turn:], *arms[:turn]]:
+                    if (link, tokens, arm) not in there:
+                        yield link, tokens, arm
+
+    def run(self, arms: Sequence[str], repeat: int) -> None:
+        """One repeat of the arms of the fleet that was started last."""
+        for link, tokens, arm in list(self.missing(arms, repeat)):
+            rate = None if link == "unshaped" else link
+            if self._link.rate != rate:
+                self._link.shape(rate)
+            row = {
+                "arm": arm,
+                "model": self._name,
+                "link": link,
+                "prompt_tokens": tokens,
+                "repeat": repeat,
+                **self._measure(arm, tokens, repeat),
+            }
+            if repeat < self._options.rps_repeats and self._options.concurrency:
+                row["rps"] = self._requests_per_second(arm, tokens)
+            self._measurements.append(row)
+            save(self._measurements, self._options)
+            self._say(disagg_table.line(row))
+        self._link.shape(None)
+        if self._options.bench_serve and repeat == 0:
+            for arm in arms:
+                self._say(f"vllm bench serve, {arm}, unshaped")
+                bench_serve(
+                    self._fleet.focus(arm).url,
+                    self._setup.model,
+                    self._prompts[self._options.prompts[0]],
+                    BUILD / f"disagg-bench-serve-{self._name}-{arm}.txt",
+                )
+                self._fleet.empty_store()
+
+    def _measure(self, arm: str, tokens: int, repeat: int) -> dict[str, Any]:
+        """One request, alone."""
+        prompt = self._prompt(tokens, repeat)
+        reference = self._reference(tokens, repeat)
+        pair = self._fleet.focus(arm)
+        time.sleep(SETTLE_S)
+        before = self._counters(pair)
+        with self._link.watch() as traffic:
+            [answer] = ask(pair.url, self._setup.model.name, [prompt], self._options.max_tokens)
+        after = self._counters_after(pair, before)
+        self._fleet.empty_store()
+
+        def counted(name: str) -> float:
+            return after.get(name, 0.0) - before.get(name, 0.0)
+
+        seconds = {
+            name: counted(f"vllm:splitzip_{name}_seconds_total")
+            for name in ("encode", "put", "get", "decode")
+        }
+        return {
+            "ttft_s": answer.ttft_s,
+            "decode_ttft_s": counted("decode vllm:time_to_first_token_seconds_sum"),
+            "prefill_s": answer.ttft_s - counted("decode vllm:time_to_first_token_seconds_sum"),
+            "link_bytes": traffic.total_bytes,
+            "link_s": traffic.seconds,
+            "codec_s": seconds["encode"] + seconds["decode"],
+            **{f"{name}_s": value for name, value in seconds.items()},
+            "frames_failed": counted("vllm:splitzip_frames_failed_total"),
+            "tokens_equal": same_tokens(reference, answer),
+            "tokens_identical": reference.token_ids == answer.token_ids,
+        }
+
+    def _requests_per_second(self, arm: str, tokens: int) -> float:
+        """Of as many requests as are asked at once, until the last token of the last."""
+        prompts = [self._prompt(tokens, place) for place in range(self._options.concurrency)]
+        answers = ask(
+            self._fleet.focus(arm).url,
+            self._setup.model.name,
+            prompts,
+            self._options.max_tokens,
+        )
+        self._fleet.empty_store()
+        return len(answers) / max(answer.total_s for answer in answers)
+
+    def _warm_up(self, arm: str) -> None:
+        """The first requests of a process, and of a pair, pay for what later ones find ready."""
+        for place in range(WARM_UP_PROMPTS):
+            prompt = self._prompt(min(self._options.prompts), place)
+            ask(self._fleet.focus(arm).url, self._setup.model.name, [prompt], 2)
+        self._fleet.empty_store()
+
+    def _reference(self, tokens: int, repeat: int) -> Answer:
+        """What one server makes of a prompt that it computes itself."""
+        known = self._references.get((tokens, repeat))
+        if known is None:
+            url = self._fleet.focus(next(iter(self._fleet.pairs))).decode_url
+            prompt = self._prompt(tokens, repeat)
+            [known] = ask(url, self._setup.model.name, [prompt], self._options.max_tokens)
+            self._references[tokens, repeat] = known
+        return known
+
+    def _prompt(self, tokens: int, place: int) -> Prompt:
+        """A prompt as nobody has seen it before."""
+        self._salt += 1
+        return Prompt(self._prompts[tokens][place], f"{time.time_ns()}-{self._salt}")
+
+    def _counters(self, pair: Pair) -> dict[str, float]:
+        decode = counters(pair.decode_url)
+        result = {f"decode {name}": value for name, value in decode.items()}
+        prefill = counters(pair.prefill_url) if pair.prefill_url is not None else {}
+        for name in {*decode, *prefill}:
+            result[name] = decode.get(name, 0.0) + prefill.get(name, 0.0)
+        return result
+
+    def _counters_after(self, pair: Pair, before: dict[str, float]) -> dict[str, float]:
+        """The counters once they show the request that has been answered."""
+        deadline = time.monotonic() + COUNTED_S
+        name = "decode vllm:time_to_first_token_seconds_count"
+        while True:
+            after = self._counters(pair)
+            if after.get(name, 0.0) > before.get(name, 0.0):
+                return after
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{pair.decode_url} does not count its requests")
+            time.sleep(0.05)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self._name:13} {text}", flush=True)
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Measurements of an earlier run; none if there is no such file."""
+    if not path.exists():
+        return []
+    measurements: list[dict[str, Any]] = json.loads(path.read_text())["measurements"]
+    return measurements
+
+
+def save(measurements: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write everything so far, so that nothing is lost when the run is ended."""
+    rows = disagg_table.rows(measurements)
+    result = {
+        "rows": [asdict(row) for row in rows],
+        "measurements": list(measurements),
+        "options": {
+            "max_tokens": options.max_tokens,
+            "step_tokens": options.step_tokens,
+            "concurrency": options.concurrency,
+        },
+    }
+    scratch = RESULT.with_suffix(".part")
+    scratch.write_text(json.dumps(result, indent=1) + "\n")
+    scratch.replace(RESULT)
+
+
+if __name__ == "__main__":
+    main()

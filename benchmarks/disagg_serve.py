@@ -1,0 +1,61 @@
+"""`vllm bench serve` against a proxy, its output kept for the page of results."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from benchmarks.engine import engine_environment
+
+OUTPUT_TOKENS = 32
+CONCURRENCY = 2
+TIMEOUT_S = 600.0
+
+
+class BenchServeError(RuntimeError):
+    """`vllm bench serve` failed; the message holds the end of what it printed."""
+
+
+def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output: Path) -> None:
+    """Run it on real prompts and write what it prints to `output`. Raises BenchServeError."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    dataset = output.with_suffix(".jsonl")
+    dataset.write_text(
+        "".join(
+            json.dumps({"prompt": tokenizer.decode(prompt, skip_special_tokens=True)}) + "\n"
+            for prompt in prompts
+        )
+    )
+    # The `vllm` command of the CPU wheel does not start, since it looks for a package `vllm`.
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    arguments = {
+        "backend": "vllm",
+        "base-url": url,
+        "endpoint": "/v1/completions",
+        "model": model.name,
+        "tokenizer": str(model),
+        "dataset-name": "custom",
+        "dataset-path": str(dataset),
+        "custom-output-len": str(OUTPUT_TOKENS),
+        "num-prompts": str(len(prompts)),
+        "max-concurrency": str(CONCURRENCY),
+        "percentile-metrics": "ttft,tpot,itl,e2el",
+    }
+    for name, value in arguments.items():
+        command += [f"--{name}", value]
+    command += ["--skip-chat-template", "--disable-tqdm", "--ignore-eos"]
+    done = subprocess.run(
+        command,
+        env=engine_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    output.write_text(done.stdout)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise BenchServeError("\n".join(lines[-10:]))
