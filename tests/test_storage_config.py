@@ -193,6 +193,9 @@ def test_a_path_that_cannot_be_made_stops_start_up(tmp_path):
     extra = {"lmcache.local_disk": f"{tmp_path}/file/below", "lmcache.max_local_disk_size": 1}
     with pytest.raises(SettingError, match=r"local_disk='.*below': LMCache cannot use it: NotADi"):
         open_store(extra, max_object_bytes=MIB)
+    for path in ("/proc/below", f"{tmp_path}/{'x' * 300}"):
+        with pytest.raises(SettingError, match=r"LMCache cannot use it: (FileNotFound|OS)Error"):
+            open_store({"lmcache.remote_url": f"fs://h:0{path}"}, max_object_bytes=MIB)
     with pytest.raises(SettingError, match="no path"):
         open_store({"lmcache.remote_url": "fs://h:0"}, max_object_bytes=MIB)
 

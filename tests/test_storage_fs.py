@@ -290,6 +290,37 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path, damage):
         assert get(store, 1) == content(1, 10_000)
 
 
+@pytest.mark.parametrize("tier", ["fs", "local_disk"])
+def test_a_directory_in_the_place_of_a_frame_is_one_miss_and_said_once(tmp_path, caplog, tier):
+    extra = {"lmcache.local_disk": str(tmp_path), "lmcache.max_local_disk_size": 1}
+    with opened({} if tier == "fs" else extra, cache_dir=tmp_path) as store:
+        assert put(store, 1, content(1, 5000))
+        (path,) = tmp_path.glob("sz1-*@uint8.*")
+        path.unlink()
+        path.mkdir()
+        assert get(store, 1) is None
+        assert wait_for(lambda: put(store, 1, content(1, 5000)))  # an empty one goes
+        assert get(store, 1) == content(1, 5000)
+
+        path.unlink()
+        path.mkdir()
+        (path / "somebody's").write_text("work")
+        caplog.clear()
+        for _ in range(5):
+            assert get(store, 1) is None
+            assert wait_for(lambda: store.contains([key(1)], 5.0) == [False])
+        if tier == "fs":
+            assert len([r for r in caplog.records if r.name.startswith("vllm_splitzip")]) == 1
+        assert not put(store, 1, content(1, 5000))
+        assert put(store, 2, content(2, 5000))  # it is no failure of the store
+        assert store.health == "up"
+        assert (path / "somebody's").read_text() == "work"
+        shutil.rmtree(path)
+        assert wait_for(lambda: put(store, 1, content(1, 5000)))
+        assert get(store, 1) == content(1, 5000)
+        assert idle_within(store)
+
+
 def test_a_file_that_is_too_large_for_any_object_goes_from_local_disk(tmp_path):
     extra = {"lmcache.local_disk": str(tmp_path), "lmcache.max_local_disk_size": 1}
     with opened(extra, max_object_bytes=MIB) as store:
@@ -413,11 +444,11 @@ def test_a_directory_that_disappears_is_made_again(tmp_path):
 
 
 def test_a_file_of_an_older_put_is_not_deleted_by_a_slow_reader(tmp_path):
-    from vllm_splitzip.storage.janitor import _discard
+    from vllm_splitzip.storage.janitor import _is_removed
 
     path = tmp_path / FILE.format(1)
     path.write_bytes(b"written after the reader began")
-    _discard(path, time.time() - 1)
+    assert _is_removed(path, time.time() - 1)
     assert path.exists()
 
 

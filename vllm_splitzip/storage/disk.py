@@ -8,8 +8,10 @@ asked for, one that is gone is taken out, and a janitor keeps them all within th
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -55,7 +57,11 @@ class _WholeFiles(LocalDiskBackend):
         partial = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
         try:
             super().write_file(buffer, partial)
-            os.replace(partial, path)
+            try:
+                os.replace(partial, path)
+            except IsADirectoryError:
+                os.rmdir(path)  # fails when something is in it
+                os.replace(partial, path)
         except OSError as error:
             self.failed[path] = error
             with contextlib.suppress(OSError):
@@ -75,10 +81,14 @@ class _WholeFiles(LocalDiskBackend):
     def _adopt(self, key: Any) -> bool:
         path = self.path_of(key)
         try:
-            size = os.stat(path).st_size
+            found = os.stat(path)
         except OSError:
             self.forget(key)
             return False
+        if not stat.S_ISREG(found.st_mode):
+            self.forget(key)
+            return False
+        size = found.st_size
         with self.disk_lock:
             known = self.dict.get(key)
         if self.exists_in_put_tasks(key) or (known is not None and known.shape[0] == size):
@@ -195,8 +205,12 @@ class DiskTier:
                 break  # did not fit, or is late
         failure = self._backend.failed.pop(path, None)
         if failure is not None:
-            self._writes.failed(ticket, str(failure))
             self._backend.forget(key)
+            if failure.errno == errno.ENOTEMPTY:  # a directory in the file's place, and no more
+                self._writes.abandoned(ticket)
+                logger.warning("%s is a directory with something in it, not a frame's file", path)
+            else:
+                self._writes.failed(ticket, str(failure))
             return False
         if written.is_set():
             self._writes.succeeded(ticket)

@@ -7,6 +7,7 @@ hit renews; a file is deleted whole; nothing is deleted whose name is not one of
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -62,6 +63,7 @@ class Janitor:
         self._touched_tmp_at = -RESCAN_S
         self._thread = LoopThread("splitzip-janitor")
         self.evicted = 0
+        self.blocked: set[Path] = set()  # where something is that no object can replace
         self._run(self._sweep, 0)
 
     def make_room(self, nbytes: int, deadline: float) -> None:
@@ -84,8 +86,10 @@ class Janitor:
             self._soon(_touch, path)
 
     def discard(self, path: Path, seen_at: float) -> None:
-        """Deletes a damaged file, soon, unless it was written after `seen_at` (time.time)."""
-        self._soon(_discard, path, seen_at)
+        """Deletes what is in an object's place and cannot be read, soon, unless it was written
+        after `seen_at` (time.time). A directory with something in it stays, and is `blocked`
+        until somebody else has removed it."""
+        self._soon(self._discard, path, seen_at)
 
     def close(self) -> None:
         for path in self._tmp_paths():
@@ -105,6 +109,17 @@ class Janitor:
     def _soon(self, act: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # closed
             self._run(act, *args)
+
+    def _discard(self, path: Path, seen_at: float) -> None:
+        if _is_removed(path, seen_at):
+            self.blocked.discard(path)
+        elif path not in self.blocked:
+            self.blocked.add(path)
+            logger.warning(
+                "%s is a directory with something in it, in the place of a frame: "
+                "that frame is a cache miss until the directory is removed",
+                path,
+            )
 
     def _make_room(self, nbytes: int) -> None:
         self._keep_tmp()
@@ -208,8 +223,16 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
-def _discard(path: Path, seen_at: float) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_mtime < seen_at:
-            path.unlink()
-            logger.warning("deleted %s, which could not be read", path)
+def _is_removed(path: Path, seen_at: float) -> bool:
+    """Deletes `path` when it is older. False when a directory is in the way."""
+    try:
+        if not path.is_dir():
+            if path.stat().st_mtime < seen_at:
+                path.unlink()
+                logger.warning("deleted %s, which could not be read", path)
+            return True
+        path.rmdir()
+    except OSError as error:
+        return error.errno not in (errno.ENOTEMPTY, errno.EEXIST)
+    logger.warning("deleted %s, a directory in the place of a frame", path)
+    return True

@@ -150,15 +150,36 @@ class FsTier(RemoteTier):
     def evicted(self) -> int:
         return self._janitor.evicted
 
+    def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
+        answers = super().exists(keys, timeout_s)
+        blocked = self._janitor.blocked
+        if blocked:
+            pairs = zip(keys, answers, strict=True)
+            answers = [answer and self.path_of(key) not in blocked for key, answer in pairs]
+        return answers
+
     def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
+        path = self.path_of(key)
+        if path in self._janitor.blocked:
+            return None
         began, failures = time.time(), self._pool.failures
         obj = super().get(key, timeout_s, late)
         if obj is not None:
-            self._janitor.touch(self.path_of(key))
+            self._janitor.touch(path)
         elif failures == self._pool.failures:
             # Absent, or there and not readable; such a file would be found again and again.
-            self._janitor.discard(self.path_of(key), began)
+            self._janitor.discard(path, began)
         return obj
+
+    def put(
+        self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
+    ) -> bool:
+        path = self.path_of(key)
+        if path in self._janitor.blocked:
+            self._janitor.discard(path, time.time())  # the next one may find it gone
+            done()
+            return False
+        return super().put(key, obj, timeout_s, done, fresh=fresh)
 
     def _is_setting_error(self, error: Exception) -> bool:
         unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
