@@ -13,7 +13,7 @@ from vllm_splitzip.codec.modes import MODES
 from vllm_splitzip.commands.main import COMMANDS as SUBCOMMANDS
 from vllm_splitzip.errors import SettingError
 from vllm_splitzip.plugin import NAME
-from vllm_splitzip.settings import Settings
+from vllm_splitzip.settings import AUTO, Settings
 from vllm_splitzip.storage.quiet import quiet_lmcache
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def test_every_subcommand_is_there():
 
 def test_every_codec_is_named():
     [row] = re.findall(r"^\| `codec` \| `[^`]+` \|(.*)$", README, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", row)) == set(MODES)
+    assert set(re.findall(r"`(\w+)`", row)) == {*MODES, AUTO}
 
 
 def test_option_table_is_the_settings():

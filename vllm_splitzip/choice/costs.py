@@ -13,6 +13,9 @@ A mode pays where this is less than for `raw`, whose "coding" is a copy.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FRAMES = 4
+"""Frames of the request that modes are compared on: as many as the loader has under way at once."""
+
 SLOWEST, FASTEST = 1.0, 1e15
 """Bytes per second between which a break-even rate is looked for."""
 
@@ -57,6 +60,11 @@ class Seconds:
     get: float
     decode: float
     total: float
+
+    @property
+    def load(self) -> float:
+        """Seconds from the first byte asked for to the last block decoded."""
+        return self.total - self.encode - self.put
 
 
 def overlapped(first_s: float, second_s: float, frames: int) -> float:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from .costs import cheapest
 
+START = "fast"
+"""In use until enough has been measured."""
+
 MARGIN = 0.03
 """Another mode must take this share less time than the one in use."""
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import SplitZipError
-from . import analyze, calibrate
+from . import analyze, calibrate, plan
 
 COMMANDS = {
     "analyze": (analyze, "measure why a model's KV cache can be made smaller, and by how much"),
     "calibrate": (calibrate, "derive a codebook from a model's KV cache over real text"),
+    "plan": (plan, "reckon which codec a link and a model are worth"),
 }
 
 

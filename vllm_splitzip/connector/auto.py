@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..choice.clock import BusyClock
-from ..choice.costs import Codec, Path, costs
-from ..choice.decider import Decider
+from ..choice.costs import FRAMES, Codec, Path, costs
+from ..choice.decider import START, Decider
 from ..choice.estimates import LinkEstimate, Quotient
 from ..choice.units import rate_text
 from ..codec.modes import ITEM_BYTES
@@ -27,14 +27,8 @@ from .speeds import Speed
 
 logger = logging.getLogger(__name__)
 
-START = "fast"
-"""In use until enough puts have been measured."""
-
 ENOUGH = 3
 """Puts that a first decision needs."""
-
-FRAMES = 4
-"""Frames of the request whose time is compared; what the loader has under way at once."""
 
 PROBE_SHARE = 1 / 64
 """Share of all layers of frames that are coded in a mode that is not in use."""
