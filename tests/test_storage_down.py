@@ -261,6 +261,20 @@ def test_server_that_answers_too_late_leaks_nothing(tmp_path):
         server.kill()
 
 
+def test_redis_may_take_as_long_as_the_caller_allows(tmp_path):
+    server = redis_server(tmp_path)
+    proxy = SlowProxy(server.port)
+    try:
+        with opened({"lmcache.remote_url": f"redis://127.0.0.1:{proxy.port}"}) as store:
+            assert put(store, 1, content(1, MIB))
+            proxy.delay_s = 5.5  # redis-py's own limit is 5 s
+            assert get(store, 1, timeout_s=20) == content(1, MIB)
+            assert store.describe() == f"redis://127.0.0.1:{proxy.port}"
+    finally:
+        proxy.close()
+        server.kill()
+
+
 class SlowProxy:
     """Passes requests on after `delay_s` seconds, and answers at once."""
 

@@ -40,6 +40,10 @@ MIN_POOL_BYTES = GIB // 4
 POOL_OBJECTS = 6  # objects of the greatest size that the staging pool holds at once
 MAX_OBJECT_BYTES = (1 << 31) - 1  # LMCache writes an object's length as a signed 32-bit number
 
+# redis-py gives up an answer that has not arrived whole after 5 s, which a frame on a slow link
+# has not. How long a call may take is for its caller to say.
+_PATIENCE = "socket_timeout=86400"
+
 _TIERS = ("local_disk", "remote_url", "remote_storage_plugins", "storage_plugins")
 
 
@@ -54,7 +58,7 @@ class Remote:
 
     @property
     def label(self) -> str:
-        return redacted(self.url)
+        return redacted(self.url.replace(_PATIENCE, "").rstrip("?&"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,8 @@ def _has_class(extra: Mapping[str, Any], prefix: str) -> bool:
 def _remote(config: LMCacheEngineConfig, setting: str) -> Remote:
     config.remote_url = url = _with_host(str(config.remote_url))
     scheme = check_scheme(setting, url)
+    if scheme in ("redis", "rediss", "unix") and "socket_timeout=" not in url:
+        config.remote_url = url = f"{url}{'&' if '?' in url else '?'}{_PATIENCE}"
     if scheme != "audit":
         return Remote(url, scheme, url)
     extra = config.extra_config
