@@ -31,6 +31,7 @@ _REFUSALS = {
     errno.EFBIG,
     errno.ENAMETOOLONG,
 }
+_REFUSED_IN_WORDS = ("OOM", "READONLY", "SET: response was not OK")
 # What a connector's constructor raises for settings it cannot work with; anything else is taken
 # for a server that is not there yet.
 _SETTING_ERRORS = (
@@ -264,8 +265,10 @@ def _is_refusal(error: BaseException) -> bool:
     """Whether a backend that works has refused to store: full, read-only, too big."""
     if isinstance(error, OSError) and error.errno in _REFUSALS:
         return True
-    # redis-py's class for an answer that is an error (out of memory, read-only replica)
-    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+    # redis-py's class for an answer that is an error (out of memory, read-only replica); the other
+    # clients of such a server have no class for it
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "ResponseError" in names or str(error).startswith(_REFUSED_IN_WORDS)
 
 
 def _result_of(future: Future[Any]) -> Any:
