@@ -339,6 +339,16 @@ def test_a_link_that_changed_changes_the_mode_once(old, new, noise):
     assert 200 < modes[1][0] <= 200 + 2 * WINDOW
 
 
+def test_little_evidence_changes_the_mode_for_a_large_gain_only():
+    for totals, evidence, changed in (
+        ({"fast": 1.0, "max": 0.9}, 3 / WINDOW, False),
+        ({"fast": 1.0, "max": 0.8}, 3 / WINDOW, True),
+        ({"fast": 1.0, "max": 0.9}, 1.0, True),
+        ({"fast": 1.0, "max": 0.98}, 1.0, False),
+    ):
+        assert Decider("fast").decide(totals, 0, evidence) == changed
+
+
 def test_coming_back_doubles_the_dwell_and_calm_ends_that():
     decider = Decider("fast")
     worse = {"fast": {"fast": 2.0, "max": 1.0}, "max": {"fast": 1.0, "max": 2.0}}

@@ -34,7 +34,7 @@ class Decider:
         self._changed_at: int | None = None
         self._left: set[str] = set()
 
-    def decide(self, totals: Mapping[str, float], frames: int) -> bool:
+    def decide(self, totals: Mapping[str, float], frames: int, evidence: float = 1.0) -> bool:
         """Choose by total seconds. Whether the mode changed.
 
         Parameters
@@ -43,6 +43,9 @@ class Decider:
             Seconds by mode, of the one in use too.
         frames
             Frames coded so far.
+        evidence
+            Share, above 0 to 1, of the measurements that estimates are made of once there are
+            enough. The fewer there are, the more must a change gain.
         """
         if self._changed_at is not None:
             stayed = frames - self._changed_at
@@ -52,7 +55,7 @@ class Decider:
                 self.dwell = DWELL
                 self._left.clear()
         best = cheapest(totals)
-        if best == self.mode or totals[best] >= (1 - MARGIN) * totals[self.mode]:
+        if best == self.mode or totals[best] >= (1 - MARGIN / evidence) * totals[self.mode]:
             return False
         if best in self._left:
             self.dwell = min(2 * self.dwell, MOST_DWELL)

@@ -73,11 +73,13 @@ class Quotient:
     ----------
     expected
         What it is taken for until it has been measured four times.
+    window
+        Measurements that it is made of.
     """
 
-    def __init__(self, expected: float = 1.0) -> None:
+    def __init__(self, expected: float = 1.0, window: int = WINDOW) -> None:
         self._expected = expected
-        self._terms: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._terms: deque[tuple[float, float]] = deque(maxlen=window)
 
     def add(self, over: float, under: float) -> None:
         """Take in one measurement of both sums."""

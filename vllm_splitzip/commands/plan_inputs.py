@@ -51,7 +51,7 @@ def measured_speeds(size: KVSize) -> tuple[dict[str, tuple[float, float]], str]:
     from ..codec.cpu.threads import DEFAULT_THREADS
     from ..codec.shipped import load_codebook
     from ..connector.pages import host_pages
-    from ..connector.speeds import SAMPLE_BYTES, measure, sample_like
+    from ..connector.speeds import measure_like
     from ..connector.streams import HostStreams
 
     dtypes = {
@@ -62,13 +62,16 @@ def measured_speeds(size: KVSize) -> tuple[dict[str, tuple[float, float]], str]:
     }
     layer = size.layers[0]
     like = torch.empty((1, layer.heads, BLOCK_TOKENS, layer.content), dtype=dtypes[size.format])
-    block_bytes = like.numel() * like.element_size()
-    per_frame = FRAME_TOKENS // BLOCK_TOKENS
-    runs = max(1, SAMPLE_BYTES // (per_frame * block_bytes))
     host.warm_up()
-    pages = host_pages("layer", 0, sample_like(like, runs * per_frame, "auto"), runs * per_frame)
-    tables = [list(range(run * per_frame, (run + 1) * per_frame)) for run in range(runs)]
-    speeds = measure(pages, tables, MODES, load_codebook("bf16-any"), HostStreams())
+    speeds = measure_like(
+        like,
+        "auto",
+        1,
+        FRAME_TOKENS // BLOCK_TOKENS,
+        lambda sample, blocks: host_pages("layer", 0, sample, blocks),
+        load_codebook("bf16-any"),
+        HostStreams(),
+    )
     by_mode = {mode: (speed.encode, speed.decode) for mode, speed in speeds.items()}
     return by_mode, f"measured now on this machine's CPU, up to {DEFAULT_THREADS} threads"
 

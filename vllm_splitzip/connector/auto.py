@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..choice.clock import BusyClock
-from ..choice.costs import FRAMES, Codec, Path, costs
+from ..choice.costs import FRAMES, Codec, Link, Path, costs
 from ..choice.decider import START, Decider
-from ..choice.estimates import LinkEstimate, Quotient
+from ..choice.estimates import WINDOW, LinkEstimate, Quotient
 from ..choice.units import rate_text
 from ..codec.modes import ITEM_BYTES
 from ..frame import Frame, Layer
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 ENOUGH = 3
 """Puts that a first decision needs."""
+
+LAYERS = 64
+"""Layers coded last, whose seconds tell how much slower than alone this machine is now."""
 
 PROBE_SHARE = 1 / 64
 """Share of all layers of frames that are coded in a mode that is not in use."""
@@ -69,17 +72,26 @@ class AutoCodec:
         self._ratios = {
             mode: Quotient(ratios.get(mode, 1.0)) for mode in self._speeds if mode != "raw"
         }
-        self._encoding, self._decoding = Quotient(), Quotient()
+        self._encoding, self._decoding = Quotient(window=LAYERS), Quotient()
         self._put, self._get = LinkEstimate(latency_s), LinkEstimate(latency_s)
         self._seen = 0
         self._frames = 0
         self._probes_due = 0.0
-        self._step_s = self._step_expected_s = 0.0
         self._random = random.Random(0)
         self._decider = Decider(START if START in self._speeds else "raw")
         self.puts, self.gets = BusyClock(self._add_put), BusyClock(self._add_get)
         self._decodes = BusyClock(self._add_decode)
         counters.add(**{f"codec_{self.mode}": 1})
+        logger.info(
+            "codec 'auto' begins with %r. KV cache that this machine encodes and decodes: %s; the "
+            "store answers in %.1f ms",
+            self.mode,
+            ", ".join(
+                f"{mode} {rate_text(speed.encode)} and {rate_text(speed.decode)}"
+                for mode, speed in self._speeds.items()
+            ),
+            1e3 * latency_s,
+        )
 
     @property
     def mode(self) -> str:
@@ -94,9 +106,6 @@ class AutoCodec:
         The mode; the layer of the step's first frame to be coded in another, if any; that other.
         """
         with self._lock:
-            if self._is_host:
-                self._encoding.add(self._step_s, self._step_expected_s)
-            self._step_s = self._step_expected_s = 0.0
             self._decide()
             self._frames += frames
             others = [mode for mode in self._ratios if mode != self.mode]
@@ -110,11 +119,14 @@ class AutoCodec:
 
     def encoded(self, nbytes_by_mode: Mapping[str, int], seconds: float) -> None:
         """A layer has been coded: bytes of KV cache by mode, and seconds in all."""
-        with self._lock:
-            self._step_s += seconds
-            for mode, nbytes in nbytes_by_mode.items():
-                if mode in self._speeds:
-                    self._step_expected_s += nbytes / self._speeds[mode].encode
+        if self._is_host:
+            expected_s = sum(
+                nbytes / self._speeds[mode].encode
+                for mode, nbytes in nbytes_by_mode.items()
+                if mode in self._speeds
+            )
+            with self._lock:
+                self._encoding.add(seconds, expected_s)
 
     def became(self, modes: Sequence[str], layers: Sequence[Layer]) -> None:
         """A frame's layers are there, each asked to be coded in the mode of the same place."""
@@ -148,16 +160,16 @@ class AutoCodec:
         if put is None or self._put.seen < ENOUGH or seen == self._seen:
             return
         self._seen = seen
-        path = Path(put, self._get.link() or put, self._frame_bytes, FRAMES)
+        get = self._get.link()
+        path = Path(put, get or put, self._frame_bytes, FRAMES)
         codecs = {mode: self._codec(mode) for mode in self._speeds}
         totals = costs(codecs, path)
         left = self.mode
-        if self._decider.decide(totals, self._frames):
+        if self._decider.decide(totals, self._frames, min(1.0, self._put.seen / WINDOW)):
             self._counters.add(codec_switches=1, **{f"codec_{left}": -1, f"codec_{self.mode}": 1})
             logger.info(
-                "SplitZip now stores KV cache as %r, no longer as %r: storing and loading %d "
-                "frames of %.1f MB would take %s; puts at %s after %.1f ms, gets at %s after "
-                "%.1f ms",
+                "SplitZip now stores KV cache as %r, no longer as %r: to store and load %d frames "
+                "of %.1f MB would take %s; puts at %s, gets %s",
                 self.mode,
                 left,
                 FRAMES,
@@ -166,10 +178,8 @@ class AutoCodec:
                     f"{totals[mode]:.4g} s as {mode} ({_codec_text(codecs[mode])})"
                     for mode in sorted(totals, key=lambda mode: totals[mode])
                 ),
-                rate_text(path.put.bytes_per_s),
-                1e3 * path.put.latency_s,
-                rate_text(path.get.bytes_per_s),
-                1e3 * path.get.latency_s,
+                _link_text(put),
+                f"at {_link_text(get)}" if get else "taken to be alike",
             )
 
     def _codec(self, mode: str) -> Codec:
@@ -195,6 +205,10 @@ class AutoCodec:
 
 def _kv_bytes(layer: Layer) -> int:
     return layer.coded.elements * ITEM_BYTES[layer.format]
+
+
+def _link_text(link: Link) -> str:
+    return f"{rate_text(link.bytes_per_s)} after {1e3 * link.latency_s:.1f} ms"
 
 
 def _codec_text(codec: Codec) -> str:

@@ -5,7 +5,7 @@ elements are normally distributed. It lies in memory of its own.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,36 @@ def sample_like(cache: torch.Tensor, blocks: int, cache_dtype: str) -> torch.Ten
         kind = torch.float8_e5m2 if "e5m2" in cache_dtype else torch.float8_e4m3fn
         return values.to(kind).view(torch.uint8).to(cache.device)
     return values.to(cache.dtype).to(cache.device)
+
+
+def measure_like(
+    cache: torch.Tensor,
+    cache_dtype: str,
+    split: int,
+    frame_blocks: int,
+    pages_of: Callable[[torch.Tensor, int], Pages],
+    book: Codebook,
+    streams: Streams,
+) -> dict[str, Speed]:
+    """Speed of each mode on made-up frames of a layer, a few MB of them.
+
+    Parameters
+    ----------
+    cache, cache_dtype
+        As of `sample_like`.
+    split
+        Kernel blocks per block of the block table.
+    frame_blocks
+        Blocks in a frame.
+    pages_of
+        Called with a cache and its number of blocks.
+    """
+    most = max(1, SAMPLE_BYTES // (cache[0].numel() * cache.element_size() * split))
+    blocks = min(frame_blocks, most)
+    runs = most // blocks
+    sample = sample_like(cache, runs * blocks * split, cache_dtype)
+    tables = [list(range(run * blocks, (run + 1) * blocks)) for run in range(runs)]
+    return measure(pages_of(sample, runs * blocks), tables, MODES, book, streams)
 
 
 def measure(

@@ -9,7 +9,6 @@ import torch
 
 from ..codec import host
 from ..codec.codebook import Codebook
-from ..codec.modes import MODES
 from ..codec.shipped import load_codebook, measured_ratios, shipped_name_for
 from ..errors import CodebookError, SettingError, UnsupportedModelError
 from ..settings import AUTO, Settings
@@ -26,7 +25,7 @@ from .messages import Step
 from .namespace import namespace_of
 from .pages import Pages, host_pages
 from .saver import Saver
-from .speeds import SAMPLE_BYTES, measure, sample_like
+from .speeds import measure_like
 from .streams import Backlog, DeviceStreams, HostStreams, Streams
 from .trace import OFF, Trace
 from .writer import Writer
@@ -242,24 +241,22 @@ class WorkerHalf:
         frame_bytes: int,
     ) -> AutoCodec:
         """Measure what `codec: auto` has to know at the start: the codec, and a round trip."""
-        name = max(pages, key=lambda name: pages[name].block_bytes)
-        layer, cache = pages[name], kv_caches[name]
-        blocks = self._geometry.group_blocks[layer.group] * self._geometry.chunk_units
-        runs = max(1, SAMPLE_BYTES // (blocks * layer.block_bytes))
-        split = cache.shape[0] // self._kv_cache_config.num_blocks
-        dtype = getattr(self._attention.get(name), "kv_cache_dtype", "auto")
-        sample = self._pages_of(
-            name,
-            layer.group,
-            sample_like(cache, runs * blocks * split, dtype),
-            runs * blocks,
-            Backlog(DEVICE_BACKLOG_BYTES),
-        )
-        tables = [list(range(run * blocks, (run + 1) * blocks)) for run in range(runs)]
         assert self._store is not None
+        name = max(pages, key=lambda name: pages[name].block_bytes)
+        group, cache = pages[name].group, kv_caches[name]
+        backlog = Backlog(DEVICE_BACKLOG_BYTES)
+        speeds = measure_like(
+            cache,
+            getattr(self._attention.get(name), "kv_cache_dtype", "auto"),
+            cache.shape[0] // self._kv_cache_config.num_blocks,
+            self._geometry.group_blocks[group] * self._geometry.chunk_units,
+            lambda sample, blocks: self._pages_of(name, group, sample, blocks, backlog),
+            book,
+            streams,
+        )
         return AutoCodec(
-            measure(sample, tables, sorted(MODES), book, streams),
-            measured_ratios(shipped_name_for(self._model)).get(layer.format, {}),
+            speeds,
+            measured_ratios(shipped_name_for(self._model)).get(pages[name].format, {}),
             frame_bytes,
             round_trip_s(self._store, self._keys.object_key(secrets.token_bytes(32), 0)),
             self._counters,
