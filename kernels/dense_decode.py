@@ -16,6 +16,8 @@ import triton.language as tl
 
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages, place
+from .planes import from_planes, load_planes, unpack_some
+from .rotation import unrotate, unrotate_one
 from .tiles import (
     CHUNK,
     CHUNKS,
@@ -23,15 +25,12 @@ from .tiles import (
     LANES,
     TILE,
     VECTOR,
-    addresses,
     describe_tiles,
     find,
-    from_planes,
-    in_tile,
-    load_plane,
-    step_of,
-    unpack_some,
-    unrotated,
+    load_bases,
+    load_low,
+    store_words,
+    unroll_of,
 )
 
 
@@ -56,7 +55,7 @@ def dense_decode(
     packed
         Bits of an element's top byte in the planes.
     bases
-        Of each channel, times 2; integers as wide as elements.
+        Of each channel; integers as wide as elements.
     low, planes
         The dense streams; planes of 4, 2 and 1 bits, any tensor for one that there is not. uint8.
     counts, firsts
@@ -69,7 +68,7 @@ def dense_decode(
     dense_decode_kernel[(triton.cdiv(elements, TILE.value),)](
         view.view(INTEGERS[view.element_size()]), ids, bases, low, *planes,
         counts, firsts, positions, excesses, elements, *pages.arguments(),
-        PACKED=packed, STEP=step_of(wide), WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
+        PACKED=packed, UNROLL=unroll_of(wide), WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
     )  # fmt: skip
 
 
@@ -79,7 +78,7 @@ def dense_decode_kernel(
     counts, firsts, positions, excesses, elements,
     columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
     heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
-    PACKED: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    PACKED: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     pages = Pages(
         Divisor(columns, columns_magic, columns_shift),
@@ -89,28 +88,13 @@ def dense_decode_kernel(
     )  # fmt: skip
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
     tile = tl.program_id(0)
-    begin = tile.to(tl.int64) * TILE
-    words4 = tl.zeros((LANES, VECTOR), tl.uint32)
-    words2, words1 = words4, words4
-    if PACKED & 4:
-        words4 = load_plane(plane4, tile, 4)
-    if PACKED & 2:
-        words2 = load_plane(plane2, tile, 2)
-    if PACKED & 1:
-        words1 = load_plane(plane1, tile, 1)
-    for first in range(0, CHUNKS, STEP):
-        rotated = from_planes(words4, words2, words1, first, PACKED, STEP)
-        if BITS == 16:
-            within = in_tile(first, STEP)
-            # Vectors are whole: behind the stream there is room for the rest of the last one.
-            chunk = (first + tl.arange(0, STEP))[:, None, None] * CHUNK
-            vector = tile * TILE + chunk + tl.arange(0, LANES)[None, :, None] * VECTOR
-            lows = tl.load(low + begin + within, mask=vector < elements, other=0)
-            rotated = (rotated << 8) | lows.to(tl.uint32)
-        at, channel, block = addresses(ids, pages, tile, first, elements, STEP, WIDE, ASM)
-        base = tl.load(bases + channel, mask=block >= 0, other=0)
-        words = unrotated(rotated, base, BITS)
-        tl.store(cache + at, words.to(cache.dtype.element_ty), mask=block >= 0)
+    words4, words2, words1 = load_planes(plane4, plane2, plane1, tile, PACKED)
+    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
+        top = from_planes(words4, words2, words1, chunk, PACKED)
+        low_bytes = load_low(low, tile, chunk, elements, BITS)
+        base = load_bases(bases, pages, tile, chunk, elements, WIDE)
+        words = unrotate(top, low_bytes, base, BITS, ASM)
+        store_words(cache, ids, pages, tile, chunk, elements, words, WIDE, ASM)
 
     chunk = tile * CHUNKS + tl.arange(0, CHUNKS)
     number = tl.load(counts + chunk, mask=chunk * CHUNK < elements, other=0).to(tl.int32)
@@ -157,5 +141,5 @@ def write_again(
     at = place(block, offset, pages, WIDE, ASM)
     if WIDE:
         at = at * VECTOR + element % VECTOR
-    word = unrotated(rotated, tl.load(bases + channel), BITS)
+    word = unrotate_one(rotated, tl.load(bases + channel), BITS)
     tl.store(cache + at, word.to(cache.dtype.element_ty), mask=block >= 0)

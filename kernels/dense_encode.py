@@ -19,6 +19,8 @@ import triton.language as tl
 from .bits import HIGH_BITS, LOW_SEVEN, ONES, count_bits
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
+from .planes import no_plane, store_planes, to_planes
+from .rotation import rotate
 from .tiles import (
     CHUNK,
     CHUNKS,
@@ -27,14 +29,11 @@ from .tiles import (
     TILE,
     VECTOR,
     describe_tiles,
-    in_tile,
-    load_chunks,
+    in_low,
+    keep_tile,
     load_words,
-    no_plane,
-    rotate,
     step_of,
-    store_plane,
-    to_plane,
+    unroll_of,
 )
 from .windows import WindowRule, choose_windows
 
@@ -134,7 +133,7 @@ def dense_encode(
         cache, ids, buffers.bases,
         buffers.low, buffers.plane4, buffers.plane2, buffers.plane1,
         buffers.counts, buffers.numbers, *buffers.slots, elements, *pages.arguments(),
-        PACKED=buffers.packed, WIDE=wide, ASM=ptx, num_warps=1,
+        PACKED=buffers.packed, UNROLL=unroll_of(wide), WIDE=wide, ASM=ptx, num_warps=1,
     )  # fmt: skip
     ends = buffers.ends[:tiles]
     torch.cumsum(buffers.numbers[:tiles], 0, dtype=torch.int32, out=ends)
@@ -151,7 +150,7 @@ def dense_encode_kernel(
     counts, numbers, positions, excesses, elements,
     columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
     heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
-    PACKED: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    PACKED: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     pages = Pages(
         Divisor(columns, columns_magic, columns_shift),
@@ -162,32 +161,20 @@ def dense_encode_kernel(
     tile = tl.program_id(0)
     begin = tile.to(tl.int64) * TILE
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
-    within = tl.arange(0, LANES)[:, None] * 2 + tl.arange(0, 2)[None, :]
-    low = low.to(tl.pointer_type(tl.uint32), bitcast=True)
     words4, words2, words1 = no_plane(4), no_plane(2), no_plane(1)
     total = tl.full((), 0, tl.int32)
-    for chunk in range(CHUNKS):
+    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
         words, base = load_words(cache, ids, bases, pages, tile, chunk, elements, WIDE, ASM)
         top, low_bytes = rotate(words, base, BITS, ASM)
         if BITS == 16:
-            tl.store(low + begin // 4 + chunk * (CHUNK // 4) + within, low_bytes)
-        if PACKED & 4:
-            words4 = to_plane(words4, top, chunk, 4)
-        if PACKED & 2:
-            words2 = to_plane(words2, top >> (PACKED & 4), chunk, 2)
-        if PACKED & 1:
-            words1 = to_plane(words1, top >> (PACKED & 6), chunk, 1)
+            tl.store(in_low(low, tile, chunk), low_bytes)
+        words4, words2, words1 = to_planes(words4, words2, words1, top, chunk, PACKED)
         excess = (top >> PACKED) & ((0xFF >> PACKED) * ONES)
         number = write_entries(excess, positions + begin + total, excesses + begin + total)
         tl.store(counts + tile * CHUNKS + chunk, tl.minimum(number, 255).to(tl.uint8))
         total += number
     tl.store(numbers + tile, total)
-    if PACKED & 4:
-        store_plane(plane4, tile, words4, 4)
-    if PACKED & 2:
-        store_plane(plane2, tile, words2, 2)
-    if PACKED & 1:
-        store_plane(plane1, tile, words1, 1)
+    store_planes(plane4, plane2, plane1, tile, words4, words2, words1, PACKED)
 
 
 @triton.jit
@@ -259,6 +246,4 @@ def dense_collect_kernel(
             Divisor(heads, heads_magic, heads_shift),
             block_stride, head_stride, row_stride, column_stride,
         )  # fmt: skip
-        for chunk in range(0, CHUNKS, STEP):
-            words = load_chunks(cache, ids, pages, tile, chunk, elements, STEP, WIDE, ASM)
-            tl.store(raw + begin + in_tile(chunk, STEP), words)
+        keep_tile(cache, ids, raw, pages, tile, elements, STEP, WIDE, ASM)

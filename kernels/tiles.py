@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .bits import HIGH_BITS, LOW_SEVEN, ONES, permute
 from .pages import Divisor, Pages, divide, place
 
 TILE: tl.constexpr = tl.constexpr(2048)
@@ -67,6 +66,11 @@ def step_of(wide: bool) -> int:
 
     Where units are elements, each has an address of its own.
     """
+    return CHUNKS.value if wide else 1
+
+
+def unroll_of(wide: bool) -> int:
+    """Chunks whose code is compiled one after the other: loads of one need not wait for another."""
     return CHUNKS.value if wide else 1
 
 
@@ -122,16 +126,6 @@ def addresses(
 
 
 @triton.jit
-def load_chunks(
-    cache, ids, pages, tile, first, elements,
-    STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Elements of some chunks as they are; 0 where the run has ended."""
-    at, _, block = addresses(ids, pages, tile, first, elements, STEP, WIDE, ASM)
-    return tl.load(cache + at, mask=block >= 0, other=0)
-
-
-@triton.jit
 def load_words(
     cache, ids, bases, pages, tile, chunk, elements, WIDE: tl.constexpr, ASM: tl.constexpr
 ):
@@ -171,117 +165,79 @@ def load_words(
 
 
 @triton.jit
-def rotate(words, base, BITS: tl.constexpr, ASM: tl.constexpr):
-    """(top bytes, low bytes) of rotated elements, four in a word. uint32; low ones of 16 bits only.
-
-    With the sign as lowest bit, no borrow crosses it: `base` is even.
-    """
-    if BITS == 16:
-        first = rotate_pair(words.to(tl.uint32), base.to(tl.uint32))
-        second = rotate_pair((words >> 32).to(tl.uint32), (base >> 32).to(tl.uint32))
-        top, low = permute(first, second, 0x7531, ASM), permute(first, second, 0x6420, ASM)
+def load_bases(bases, pages, tile, chunk, elements, WIDE: tl.constexpr):
+    """The bases of a chunk's elements, as `load_words` has them."""
+    BITS: tl.constexpr = bases.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = tl.uint64 if BITS == 16 else tl.uint32
+    UNSIGNED: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint8
+    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
+    if WIDE:
+        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
+        _, _, channel = find(unit, pages, WIDE)
+        bases = bases.to(tl.pointer_type(WORD), bitcast=True)
+        live = unit < elements // VECTOR
+        base = tl.load(bases + (channel * 2)[:, None] + half, mask=live[:, None], other=0)
     else:
-        rotated = ((words << 1) & 0xFEFEFEFE) | ((words >> 7) & ONES)
-        # The top bits are kept out of the subtraction, and then subtracted without their borrows.
-        top = ((rotated | HIGH_BITS) - (base & LOW_SEVEN)) ^ ((rotated ^ ~base) & HIGH_BITS)
-        low = top
-    return top, low
+        base = tl.zeros((LANES, 2), WORD)
+        for i in tl.static_range(4):
+            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
+            _, _, channel = find(element, pages, WIDE)
+            word = tl.load(bases + channel, mask=element < elements, other=0)
+            base |= word.to(UNSIGNED, bitcast=True).to(WORD) << (BITS * i)
+    return base
 
 
 @triton.jit
-def rotate_pair(words, base):
-    """Two elements of 16 bits, rotated."""
-    rotated = ((words << 1) & 0xFFFEFFFE) | ((words >> 15) & 0x00010001)
-    return ((rotated | 0x80008000) - (base & 0x7FFF7FFF)) ^ ((rotated ^ ~base) & 0x80008000)
+def store_words(
+    cache, ids, pages, tile, chunk, elements, words, WIDE: tl.constexpr, ASM: tl.constexpr
+):
+    """The inverse of `load_words`; blocks with a negative id are passed over."""
+    BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
+    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
+    if WIDE:
+        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
+        index, offset, _ = find(unit, pages, WIDE)
+        block = tl.load(ids + index, mask=unit < elements // VECTOR, other=-1)
+        at = (place(block, offset, pages, WIDE, ASM) * 2)[:, None] + half
+        cache = cache.to(tl.pointer_type(words.dtype), bitcast=True)
+        tl.store(cache + at, words, mask=(block >= 0)[:, None])
+    else:
+        for i in tl.static_range(4):
+            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
+            index, offset, _ = find(element, pages, WIDE)
+            block = tl.load(ids + index, mask=element < elements, other=-1)
+            at = place(block, offset, pages, WIDE, ASM)
+            word = (words >> (BITS * i)).to(cache.dtype.element_ty)
+            tl.store(cache + at, word, mask=block >= 0)
 
 
 @triton.jit
-def unrotated(rotated, base, BITS: tl.constexpr):
-    """The inverse of what `rotate` does to one element of so many bits."""
-    words = (rotated + base.to(tl.uint32)) & ((1 << BITS) - 1)
-    return (words >> 1) | ((words & 1) << (BITS - 1))
+def in_low(low, tile, chunk):
+    """Where the low bytes of a chunk's elements are, four in a word."""
+    within = tl.arange(0, LANES)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    low = low.to(tl.pointer_type(tl.uint32), bitcast=True)
+    return low + tile.to(tl.int64) * (TILE // 4) + chunk * (CHUNK // 4) + within
 
 
 @triton.jit
-def in_plane(first, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Where in its lane's word of a plane each number's bits are. Shape: (STEP, 1, 1).
-
-    Byte i of the word, of WIDTH bytes, is one of the i-th 256 bytes of the tile's part.
-    """
-    chunk = (first + tl.arange(0, STEP))[:, None, None]
-    return (8 * (chunk % WIDTH) + WIDTH * (chunk // WIDTH)).to(tl.uint32)
-
-
-@triton.jit
-def no_plane(WIDTH: tl.constexpr):
-    """A tile's part of a plane, in words of four bytes: nothing yet. Shape: (WIDTH, 32, 2)."""
-    return tl.zeros((WIDTH, LANES, 2), tl.uint32)
-
-
-@triton.jit
-def to_plane(plane, numbers, chunk, WIDTH: tl.constexpr):
-    """With the lowest bits of a chunk's numbers added, which are four in a word."""
-    part = (numbers & (((1 << WIDTH) - 1) * ONES)) << (chunk // WIDTH * WIDTH)
-    here = tl.arange(0, WIDTH)[:, None, None] == chunk % WIDTH
-    return plane | tl.where(here, part[None, :, :], 0)
-
-
-@triton.jit
-def from_plane(words, first, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """The plane's bits of some chunks' numbers."""
-    return (words[None, :, :] >> in_plane(first, WIDTH, STEP)) & ((1 << WIDTH) - 1)
-
-
-@triton.jit
-def store_plane(plane, tile, words, WIDTH: tl.constexpr):
-    """Write a tile's part of a plane."""
-    within = tl.arange(0, LANES)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    within += tl.arange(0, WIDTH)[:, None, None] * (CHUNK // 4)
-    plane = plane.to(tl.pointer_type(tl.uint32), bitcast=True)
-    tl.store(plane + tile.to(tl.int64) * (CHUNK // 4 * WIDTH) + within, words)
-
-
-@triton.jit
-def load_plane(plane, tile, WIDTH: tl.constexpr):
-    """A tile's part of a plane, in a lane's words for its elements. Shape: (32, 8)."""
-    within = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    plane += tile.to(tl.int64) * (CHUNK * WIDTH)
-    words = tl.zeros((LANES, VECTOR), tl.uint32)
-    for i in tl.static_range(WIDTH):
-        words |= tl.load(plane + i * CHUNK + within).to(tl.uint32) << (8 * i)
+def load_low(low, tile, chunk, elements, BITS: tl.constexpr):
+    """Those low bytes, of elements of 16 bits; 0 where the run has ended."""
+    words = tl.zeros((LANES, 2), tl.uint32)
+    if BITS == 16:
+        within = chunk * CHUNK + tl.arange(0, LANES)[:, None] * VECTOR
+        # Behind the stream there is room for the rest of the last word.
+        words = tl.load(in_low(low, tile, chunk), mask=tile * TILE + within < elements, other=0)
     return words
 
 
 @triton.jit
-def from_planes(words4, words2, words1, first, BITS: tl.constexpr, STEP: tl.constexpr):
-    """Some chunks' numbers. Shape: (STEP, 32, 8), uint32."""
-    numbers = tl.zeros((STEP, LANES, VECTOR), tl.uint32)
-    if BITS & 4:
-        numbers |= from_plane(words4, first, 4, STEP)
-    if BITS & 2:
-        numbers |= from_plane(words2, first, 2, STEP) << (BITS & 4)
-    if BITS & 1:
-        numbers |= from_plane(words1, first, 1, STEP) << (BITS & 6)
-    return numbers
-
-
-@triton.jit
-def unpack_one(plane, at, WIDTH: tl.constexpr):
-    """The plane's bits of the numbers at `at`, where the tile is part of `at`."""
-    tile, within = at // TILE, at % TILE
-    byte = tile.to(tl.int64) * (CHUNK * WIDTH) + within % (CHUNK * WIDTH)
-    shift = (WIDTH * (within // (CHUNK * WIDTH))).to(tl.uint32)
-    return (tl.load(plane + byte).to(tl.uint32) >> shift) & ((1 << WIDTH) - 1)
-
-
-@triton.jit
-def unpack_some(plane4, plane2, plane1, at, BITS: tl.constexpr):
-    """The numbers at `at`, read one by one. uint32."""
-    numbers = (at ^ at).to(tl.uint32)
-    if BITS & 4:
-        numbers = unpack_one(plane4, at, 4)
-    if BITS & 2:
-        numbers |= unpack_one(plane2, at, 2) << (BITS & 4)
-    if BITS & 1:
-        numbers |= unpack_one(plane1, at, 1) << (BITS & 6)
-    return numbers
+def keep_tile(
+    cache, ids, raw, pages, tile, elements,
+    STEP: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Write a tile's elements as they are, where coding them does not pay."""
+    begin = tile.to(tl.int64) * TILE
+    for chunk in range(0, CHUNKS, STEP):
+        at, _, block = addresses(ids, pages, tile, chunk, elements, STEP, WIDE, ASM)
+        words = tl.load(cache + at, mask=block >= 0, other=0)
+        tl.store(raw + begin + in_tile(chunk, STEP), words)

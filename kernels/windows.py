@@ -46,7 +46,7 @@ def choose_windows(
     windows: torch.Tensor,
     bases: torch.Tensor,
 ) -> None:
-    """Write each channel's window (uint8) and twice its base, as wide as elements. Never waits."""
+    """Write each channel's window (uint8) and its base, as wide as elements. Waits for nothing."""
     _, heads, states, columns = view.shape
     per_row = triton.cdiv(states, rule.skip)
     choose_windows_kernel[(heads, triton.cdiv(columns, COLUMNS.value))](
@@ -98,4 +98,4 @@ def choose_windows_kernel(
     base = tl.where(byte > 0, (byte << shift) + origin, 0) & ((1 << (BITS - 1)) - 1)
     channel = head * columns + column
     tl.store(windows + channel, byte.to(tl.uint8), mask=column < columns)
-    tl.store(bases + channel, (base << 1).to(bases.dtype.element_ty), mask=column < columns)
+    tl.store(bases + channel, base.to(bases.dtype.element_ty), mask=column < columns)

@@ -26,7 +26,7 @@ def interpreted(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["kernels", "dense", "connector"])
+@pytest.mark.parametrize("module", ["kernels", "dense", "max", "connector"])
 def test_under_the_interpreter(module):
     options = ["-p", "no:cacheprovider", "-q", "--no-header"]
     print(interpreted("pytest", *options, str(HERE / "interpreted" / f"{module}.py")))

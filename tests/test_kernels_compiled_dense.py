@@ -8,11 +8,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 from vllm_splitzip.kernels import dense_decode, dense_encode, windows
-from vllm_splitzip.kernels.tiles import step_of
+from vllm_splitzip.kernels.tiles import step_of, unroll_of
 
 from benchmarks.offline import Sass, accesses, compile_kernel
 from test_kernels_compiled import VIEWS, Recorder
-from vllm_splitzip.codec.device.dense import window_rule
+from vllm_splitzip.codec.device.windowed import window_rule
 from vllm_splitzip.codec.scheme import DENSE, FAST
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -41,7 +41,7 @@ _POINTERS = {
 def machine_code(name: str, scheme: str, layout: str, target: str) -> Sass:
     kernel, (item, packed), wide = KERNELS[name], SCHEMES[scheme], LAYOUTS[layout]
     pointers = _POINTERS | dict.fromkeys(("cache", "raw", "bases"), _ELEMENTS[item])
-    constants = {"PACKED": packed, "STEP": step_of(wide), "WIDE": wide, "ASM": True}
+    constants = {"PACKED": packed, "STEP": step_of(wide), "UNROLL": unroll_of(wide), "WIDE": wide, "ASM": True}
     compiled = compile_kernel(
         kernel,
         {key: kind for key, kind in pointers.items() if key in kernel.arg_names},

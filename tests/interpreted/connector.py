@@ -36,7 +36,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("split", [1, 2], ids=["whole blocks", "kernel blocks"])
-@pytest.mark.parametrize("mode", ["fast", "raw", "dense"])
+@pytest.mark.parametrize("mode", ["fast", "raw", "dense", "max"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_blocks_come_back_bit_for_bit(tmp_path, layout, mode, split):
     random = torch.Generator().manual_seed(5)

@@ -1,5 +1,6 @@
 """Mode `max` on a CPU: from vLLM's paged cache to streams and back."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -68,6 +69,47 @@ def encode_max(blocks: Blocks, scheme: Scheme, threads: int = DEFAULT_THREADS) -
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MaxStreams:
+    """The streams of a run, as long as they have to be and in agreement with each other."""
+
+    dense: list[Stream]
+    windows: Stream
+    sizes: Stream
+    escapes: Stream
+
+
+def received_max(
+    coded: Coded, scheme: Scheme, elements: int, channels: int, threads: int = DEFAULT_THREADS
+) -> MaxStreams:
+    """The streams of a run of `elements` elements of `channels` channels.
+
+    Raises
+    ------
+    FrameLayoutError
+        When they are those of another run, or contradict each other.
+    """
+    dense, tiles = received(coded, scheme, elements), tiles_of(elements)
+    windows = Stream("windows", coded.tables.get("windows"), channels)
+    sizes = Stream("sizes", coded.tables.get("sizes"), 2 * tiles, width=2)
+    all_of_them = loops.offset(sizes.address, tiles)
+    escapes = Stream("escapes", coded.tables.get("escapes"), all_of_them)
+    _, *planes = by_width([stream.address for stream in dense], scheme)
+    fitting: list[bool] = []
+
+    def check(begin: int, end: int) -> None:
+        fitting.append(
+            loops.fits(
+                begin, end, scheme.packed, scheme.below, *planes, sizes.address, escapes.address
+            )
+        )
+
+    run([partial(check, *span) for span in spans(tiles, JOB_TILES, threads)], threads)
+    if not all(fitting):
+        raise FrameLayoutError("a chunk's escapes are not as many as expected from its first level")
+    return MaxStreams(dense, windows, sizes, escapes)
+
+
 def decode_max(
     coded: Coded, scheme: Scheme, blocks: Blocks, threads: int = DEFAULT_THREADS
 ) -> None:
@@ -81,36 +123,19 @@ def decode_max(
     assert blocks.channels is not None
     item, elements = scheme.number_format.item, blocks.elements
     pages = target(blocks, (item,))
-    dense = received(coded, scheme, elements)
+    streams = received_max(coded, scheme, elements, blocks.channels.number, threads)
+    low, *planes = by_width([stream.address for stream in streams.dense], scheme)
     tiles = tiles_of(elements)
-    windows = Stream("windows", coded.tables.get("windows"), blocks.channels.number)
-    sizes = Stream("sizes", coded.tables.get("sizes"), 2 * tiles, width=2)
-    all_of_them = loops.offset(sizes.address, tiles)
-    escapes = Stream("escapes", coded.tables.get("escapes"), all_of_them)
-    low, *planes = by_width([stream.address for stream in dense], scheme)
-    work = spans(tiles, JOB_TILES, threads)
-    fitting: list[bool] = []
-
-    def check(begin: int, end: int) -> None:
-        fitting.append(
-            loops.fits(
-                begin, end, scheme.packed, scheme.below, *planes, sizes.address, escapes.address
-            )
-        )
-
-    run([partial(check, *span) for span in work], threads)
-    if not all(fitting):
-        raise FrameLayoutError("a chunk's escapes are not as many as expected from its first level")
     plan = plan_for(blocks.channels, scheme, pages.table.size)
     _held, bases = workspace("bases", plan.work)
-    spread_bases(windows.address, plan, bases)
+    spread_bases(streams.windows.address, plan, bases)
     streaming = pages.aligned and pages.row % TILE == 0 and elements * item >= STREAM_BYTES
 
     def code(begin: int, end: int) -> None:
         loops.decode_tiles(
             pages.address, pages.stride, pages.ids, pages.row, elements, begin, end,
-            bases, item, scheme.packed, scheme.below, low, *planes, sizes.address,
-            escapes.address, int(streaming), COMPRESSES,
+            bases, item, scheme.packed, scheme.below, low, *planes, streams.sizes.address,
+            streams.escapes.address, int(streaming), COMPRESSES,
         )  # fmt: skip
 
-    run([partial(code, *span) for span in work], threads)
+    run([partial(code, *span) for span in spans(tiles, JOB_TILES, threads)], threads)

@@ -7,8 +7,6 @@ of packing `tokens`.
 # The folder `kernels` becomes a part of the package only when it is installed.
 # mypy: disable-error-code="import-not-found"
 
-from functools import cache
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,17 +14,16 @@ import torch
 from ...errors import FrameLayoutError
 from ...kernels import dense_decode, dense_encode
 from ...kernels.dense_encode import DenseBuffers
-from ...kernels.windows import WindowRule
 from ..coded import Bytes, Coded
 from ..cpu import dense_loops as loops
 from ..packing import channels
-from ..planes import TILE, tiles_of, widths
+from ..planes import TILE, tiles_of
 from ..reference import dense as reference_dense
 from ..reference.dense import ESCAPE_CHUNK
 from ..scheme import Scheme
-from ..windows import bases, sampled_rows, sampled_states
 from .fast import encode_raw
-from .memory import Pending, after, checked_ids, checked_stream, download, on, upload
+from .memory import Pending, after, checked_ids, checked_stream, download, fetcher, on, upload
+from .windowed import bases_of, checked_dense, download_dense, low_and_planes, window_rule
 
 __all__ = ["DenseBuffers", "decode_dense", "encode_dense"]
 
@@ -65,25 +62,12 @@ def encode_dense(
         (there,) = upload([ids], view.device)
         rule = window_rule(scheme, table.size, states)
         dense_encode.dense_encode(view, there, rule, limit, buffers)
-        low = [download(buffers.low[:elements])] if item == 2 else []
-        planes = [
-            download(plane[: tiles_of(elements) * TILE * width // 8])
-            for width, plane in _planes(buffers)
-            if width & scheme.packed
-        ]
+        dense = download_dense(buffers, scheme, elements)
         windows = download(buffers.windows[:number])
         counts = download(buffers.counts[: -(-elements // ESCAPE_CHUNK)])
         end = download(buffers.ends[tiles_of(elements) - 1 :][:1])
         first = [download(entries[:expected]) for entries in buffers.entries]
-        stream = torch.cuda.current_stream() if view.is_cuda else None
-
-    def fetch(*tensors: torch.Tensor) -> list[Bytes]:
-        """What was not fetched unasked, since it is rarely wanted."""
-        with torch.cuda.stream(stream):
-            fetched = [download(tensor) for tensor in tensors]
-        if stream is not None:
-            stream.synchronize()
-        return fetched
+        fetch = fetcher(view.device)
 
     def finish() -> Coded:
         entries = int(end.view(np.int32)[0])
@@ -97,7 +81,7 @@ def encode_dense(
         coded = Coded(
             mode=mode,
             elements=elements,
-            dense=(*low, *planes),
+            dense=dense,
             tables={
                 "windows": windows,
                 "counts": counts,
@@ -122,26 +106,6 @@ def pays(coded: Coded, size: int) -> bool:
     return coded.nbytes < size
 
 
-def _planes(buffers: DenseBuffers) -> list[tuple[int, torch.Tensor]]:
-    return [(4, buffers.plane4), (2, buffers.plane2), (1, buffers.plane1)]
-
-
-@cache
-def window_rule(scheme: Scheme, rows: int, states: int) -> WindowRule:
-    """How the windows of runs of `rows` blocks of `states` states are chosen."""
-    number_format, placement = scheme.number_format, scheme.placement
-    every = sampled_rows(rows, states).step
-    return WindowRule(
-        every=every,
-        skip=sampled_states(-(-rows // every), states).step,
-        origin=number_format.origin,
-        shift=number_format.shift,
-        weight=placement.weight,
-        most=4 << number_format.mantissa,
-        below=(placement.below << number_format.mantissa) >> 5,
-    )
-
-
 def decode_dense(coded: Coded, scheme: Scheme, view: torch.Tensor, table: Table) -> None:
     """Write a coded run into its blocks; those with a negative id are passed over.
 
@@ -154,7 +118,7 @@ def decode_dense(coded: Coded, scheme: Scheme, view: torch.Tensor, table: Table)
     """
     ids = checked_ids(table, view, np.iinfo(np.int64).min, FrameLayoutError)
     elements, number = table.size * view[0].numel(), view.shape[1] * view.shape[3]
-    dense = _checked_dense(coded, scheme, elements)
+    dense = checked_dense(coded, scheme, elements)
     chunks = -(-elements // ESCAPE_CHUNK)
     windows = checked_stream("windows", coded.tables.get("windows"), number)
     counts = checked_stream("counts", coded.tables.get("counts"), chunks)
@@ -167,34 +131,16 @@ def decode_dense(coded: Coded, scheme: Scheme, view: torch.Tensor, table: Table)
     excess = _checked_excess(coded, scheme, positions.size)
     if not elements:
         return
-    doubled = bases(windows, scheme.number_format) << np.uint16(1)
-    if scheme.number_format.item == 1:
-        doubled = doubled.astype(np.uint8)
+    of_channels = bases_of(windows, scheme)
     with on(view.device):
         there = upload(
-            [ids, doubled, *dense, counts, firsts.astype(np.int32), positions, excess],
+            [ids, of_channels, *dense, counts, firsts.astype(np.int32), positions, excess],
             view.device,
         )
-        planes = iter(there[-4 - len(widths(scheme.packed)) : -4])
         dense_decode.dense_decode(
-            view, there[0], scheme.packed, there[1], there[2],
-            tuple(next(planes) if scheme.packed & width else there[2] for width in (4, 2, 1)),
-            *there[-4:],
+            view, there[0], scheme.packed, there[1],
+            *low_and_planes(there[2:-4], scheme), *there[-4:],
         )  # fmt: skip
-
-
-def _checked_dense(coded: Coded, scheme: Scheme, elements: int) -> list[Bytes]:
-    """The dense streams, if they are those of so many elements."""
-    sizes = scheme.dense_bytes(elements)
-    if coded.elements != elements or len(coded.dense) != len(sizes):
-        raise FrameLayoutError(
-            f"{coded.elements} elements in {len(coded.dense)} dense streams, "
-            f"expected {elements} in {len(sizes)}"
-        )
-    return [
-        checked_stream(f"dense[{index}]", stream, size)
-        for index, (stream, size) in enumerate(zip(coded.dense, sizes, strict=True))
-    ]
 
 
 def _checked_excess(coded: Coded, scheme: Scheme, entries: int) -> Bytes:

@@ -25,7 +25,7 @@ from ...kernels.fast_encode import EncodeBuffers
 from ..codebook import Codebook
 from ..coded import CHUNK, Bytes, Coded, Words, chunks_of
 from ..reference import fast as reference
-from .memory import Pending, after, checked_ids, checked_stream, download, on, upload
+from .memory import Pending, after, checked_ids, checked_stream, download, fetcher, on, upload
 
 __all__ = ["EncodeBuffers", "Pending", "decode_fast", "decode_raw", "encode_fast", "encode_raw"]
 
@@ -65,15 +65,7 @@ def encode_fast(
         starts = download(buffers.starts[:chunks])
         reserved = download(buffers.reserved)
         first = download(buffers.positions[:expected]), download(buffers.exponents[:expected])
-        stream = torch.cuda.current_stream() if view.is_cuda else None
-
-    def fetch(*tensors: torch.Tensor) -> list[Bytes]:
-        """What was not fetched unasked, since it is rarely wanted."""
-        with torch.cuda.stream(stream):
-            fetched = [download(tensor) for tensor in tensors]
-        if stream is not None:
-            stream.synchronize()
-        return fetched
+        fetch = fetcher(view.device)
 
     def finish() -> Coded:
         used = int(reserved.view(np.int64)[0])

@@ -14,7 +14,9 @@ from ..coded import CHUNK, Bytes, Coded
 
 _ALIGNMENT = 64
 
-_DTYPES = {"uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32}
+_DTYPES = {
+    "uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32, "int64": torch.int64
+}  # fmt: skip
 """What arrays become on the device."""
 
 
@@ -80,6 +82,23 @@ def download(tensor: torch.Tensor) -> Bytes:
     target = torch.empty(source.shape, dtype=torch.uint8, pin_memory=source.is_cuda)
     target.copy_(source, non_blocking=True)
     return target.numpy()
+
+
+def fetcher(device: torch.device) -> Callable[..., list[Bytes]]:
+    """What brings tensors to host memory later, on the stream that is current now, and waits.
+
+    For what is not fetched unasked, since it is rarely wanted.
+    """
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def fetch(*tensors: torch.Tensor) -> list[Bytes]:
+        with torch.cuda.stream(stream):
+            fetched = [download(tensor) for tensor in tensors]
+        if stream is not None:
+            stream.synchronize()
+        return fetched
+
+    return fetch
 
 
 @dataclass(frozen=True, slots=True)
