@@ -216,60 +216,6 @@ def test_a_backend_whose_package_is_missing_stops_start_up():
         open_store({"lmcache.remote_url": "infinistore://h:1"}, max_object_bytes=MIB)
 
 
-PLUGIN = '''
-from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
-from lmcache.v1.memory_management import MemoryFormat
-import torch
-
-class Connector(RemoteConnector):
-    """Keeps objects in a dict."""
-
-    def __init__(self, loop, local_cpu_backend, config):
-        super().__init__(config, local_cpu_backend.metadata)
-        self.pool = local_cpu_backend
-        self.objects = {}
-
-    async def exists(self, key):
-        return key in self.objects
-
-    def exists_sync(self, key):
-        return key in self.objects
-
-    async def get(self, key):
-        data = self.objects.get(key)
-        if data is None:
-            return None
-        obj = self.pool.allocate(torch.Size([len(data)]), torch.uint8, MemoryFormat.EC_TD)
-        memoryview(obj.byte_array).cast("B")[:] = data
-        return obj
-
-    async def put(self, key, obj):
-        self.objects[key] = bytes(obj.byte_array)
-
-    async def list(self):
-        return []
-
-    async def close(self):
-        pass
-'''
-
-
-def test_a_third_partys_plugin_is_loaded(tmp_path, monkeypatch):
-    (tmp_path / "third_party_store.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    extra = {
-        "lmcache.remote_storage_plugins": ["theirs"],
-        "lmcache.extra_config": {
-            "remote_storage_plugin.theirs.module_path": "third_party_store",
-            "remote_storage_plugin.theirs.class_name": "Connector",
-        },
-    }
-    with opened(extra) as store:
-        assert put(store, 1, b"data" * 1000)
-        assert get(store, 1) == b"data" * 1000
-        assert store.describe() == "plugin://theirs"
-
-
 def test_audit_shows_what_goes_to_another_backend(tmp_path):
     extra = {
         "lmcache.remote_url": "audit://h:1",
