@@ -47,6 +47,28 @@ def test_the_hashes_and_the_limit_arrive(channel):
     assert seen == [(HASHES, 19)]
 
 
+def test_the_worst_health_of_all_stores_comes_with_the_answers():
+    health = ["up", "up"]
+    servers = [
+        LookupServer(lambda hashes, limit: Hit(4, 4), lambda rank=rank: health[rank])
+        for rank in range(2)
+    ]
+    client = LookupClient(5.0)
+    client.connect([server.endpoint for server in servers])
+    try:
+        for health[:], worst in (
+            (["up", "up"], "up"),
+            (["up", "read-only"], "read-only"),
+            (["down", "read-only"], "down"),
+            (["up", "up"], "up"),
+        ):
+            assert answer(client, "a") == Hit(4, 4)
+            assert client.store_health == worst
+    finally:
+        for end in (client, *servers):
+            end.close()
+
+
 def test_ranks_that_disagree_are_asked_again_for_what_all_of_them_may_have(channel):
     def first(hashes, limit):
         return Hit(min(16, limit), min(16, len(hashes)))

@@ -42,6 +42,7 @@ class FakeLookup:
 
     def __init__(self):
         self.hit = NO_HIT
+        self.store_health = "up"
         self.questions = []
 
     def ask(self, request_id, hashes, limit):
@@ -362,6 +363,17 @@ def test_the_decode_side_makes_do_with_what_is_there_in_the_end(monkeypatch):
     assert engine.half.matched_tokens(request, 0) == (4 * UNIT, True)
 
 
+def test_the_decode_side_does_not_wait_long_for_a_store_that_is_down(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    engine = Engine(wait_s=30.0)
+    request = FakeRequest("a", 300, kv_transfer_params=PREFILLED_ELSEWHERE)
+    engine.lookup.store_health = "down"
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    clock[0] += 2.1
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
 def test_nothing_waits_without_parameters():
     engine, request = Engine(), FakeRequest("a", 300)
     assert engine.half.matched_tokens(request, 0) == (0, False)
@@ -377,6 +389,17 @@ def test_the_prefill_side_answers_what_the_decode_side_is_called_with():
     assert answer["do_remote_prefill"] is True
     assert answer["do_remote_decode"] is False
     assert answer["remote_engine_id"] == "prefill-1"
+    assert answer["remote_num_tokens"] == 300
+
+
+@pytest.mark.parametrize(("health", "saves"), [("read-only", True), ("down", True), ("up", False)])
+def test_frames_that_are_not_stored_are_not_announced(health, saves):
+    engine = Engine(saves=saves)
+    engine.lookup.store_health = health
+    request = FakeRequest("a", 300, kv_transfer_params={"do_remote_decode": True})
+    engine.admit(request)
+    answer = engine.half.request_finished(request)
+    assert answer["do_remote_prefill"] is False
     assert answer["remote_num_tokens"] == 300
 
 

@@ -23,9 +23,14 @@ NAMES = (
 CODEC_IN_USE = {f"codec_{mode}": mode for mode in MODES}
 """Counts up and down: ranks that store in this mode now."""
 
+HELD = ("requests_open", "lookups_open", "loads_open", "frames_waiting")
+"""Counts up and down: what the halves hold on to now. All are 0 when an engine is idle."""
+
+GAUGES = (*CODEC_IN_USE, *HELD)
+
 
 def _zeros() -> dict[str, float]:
-    return dict.fromkeys((*NAMES, *CODEC_IN_USE), 0.0)
+    return dict.fromkeys((*NAMES, *GAUGES), 0.0)
 
 
 @dataclass(slots=True)

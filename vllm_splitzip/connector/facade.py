@@ -25,7 +25,7 @@ from .lookup import LookupClient
 from .messages import LookupAddress, Step
 from .refusals import refuse_unsupported
 from .scheduler import SchedulerHalf
-from .stats import SplitZipPromMetrics, SplitZipStats
+from .stats import SchedulerStats, SplitZipPromMetrics, SplitZipStats
 from .trace import open_trace
 from .worker import LOOKUP_TIMEOUT_S, WorkerHalf
 
@@ -173,8 +173,10 @@ class SplitZipConnector(KVConnectorBase_V1, SupportsHMA):
         return failed
 
     def get_kv_connector_stats(self) -> SplitZipStats | None:
-        half = getattr(self, "_worker_half", None)
-        counts = half.take_counts() if half is not None else None
+        if self.role == KVConnectorRole.SCHEDULER:
+            changes = self._scheduler_half.take_counts()
+            return None if changes is None else SchedulerStats(data=changes)
+        counts = self._worker_half.take_counts()
         return None if counts is None else SplitZipStats(data=counts)
 
     # Both sides

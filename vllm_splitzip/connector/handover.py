@@ -20,15 +20,16 @@ def is_prefilled_elsewhere(parameters: Mapping[str, Any] | None) -> bool:
 
 
 def parameters_for_decode(
-    request_id: str, prompt_tokens: int, engine_id: str | None
+    request_id: str, prompt_tokens: int, engine_id: str | None, *, are_stored: bool
 ) -> dict[str, Any]:
     """What the prefill side answers, for the decode side to be called with.
 
     Proxies pass all of it on, and some put addresses into it. Nothing of it is needed to find the
-    frames, so none of it can be wrong.
+    frames, so none of it can be wrong. `are_stored` is whether this side's store takes frames
+    now: if it does not, the decode side is not told to wait for any.
     """
     return {
-        "do_remote_prefill": True,
+        "do_remote_prefill": are_stored,
         "do_remote_decode": False,
         "remote_engine_id": engine_id,
         "remote_request_id": request_id,

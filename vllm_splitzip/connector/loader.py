@@ -98,7 +98,9 @@ class Loader:
         running = _Running(
             job, time.monotonic() + self._timeout_s, self._streams.fence(), len(tasks)
         )
-        if not tasks:
+        if tasks:
+            self._counters.add(loads_open=1)
+        else:
             with self._lock:
                 self._finished.requests.add(job.request_id)
         for frame, part in tasks:
@@ -196,13 +198,13 @@ class Loader:
                     table = frame.tables[group] or ()
                     running.missing.update(block for block in table if block != NOT_WANTED)
             running.outstanding -= 1
-            if running.outstanding == 0:
+            is_last = running.outstanding == 0
+            if is_last:
                 self._finished.requests.add(running.job.request_id)
                 if running.has_failed:
                     self._finished.failed.add(running.job.request_id)
                     self._finished.blocks |= running.missing
-        if not loaded:
-            self._counters.add(frames_failed=1)
+        self._counters.add(frames_failed=not loaded, loads_open=-is_last)
 
 
 _NONE = Finished()

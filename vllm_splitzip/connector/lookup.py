@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgpack
 import zmq
 
+from ..storage.base import Health
 from .hits import NO_HIT, Hit
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,17 @@ class LookupServer:
     ----------
     find
         (hashes of units 1 to n, most units that may be used) -> the longest stored hit.
+    health
+        Of the store, as it is when `find` has looked. Sent with each answer.
     """
 
-    def __init__(self, find: Callable[[Sequence[bytes], int], Hit]) -> None:
+    def __init__(
+        self,
+        find: Callable[[Sequence[bytes], int], Hit],
+        health: Callable[[], Health] = lambda: "up",
+    ) -> None:
         self._find = find
+        self._health = health
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         # A directory of its own keeps other users of the machine out.
@@ -60,7 +68,7 @@ class LookupServer:
             try:
                 number, hashes, limit = msgpack.unpackb(question)
                 hit = self._find(hashes, limit)
-                self._socket.send_multipart([client, msgpack.packb([number, *hit])])
+                self._socket.send_multipart([client, msgpack.packb([number, *hit, self._health()])])
             except Exception:
                 logger.exception("a lookup failed; the scheduler will count it as a miss")
 
@@ -91,6 +99,7 @@ class LookupClient:
         self._sockets: list[zmq.Socket[bytes]] = []
         self._questions: dict[str, _Question] = {}
         self._by_number: dict[int, _Question] = {}
+        self._health: dict[int, Health] = {}
         self._asked = 0
 
     def connect(self, endpoints: Sequence[str]) -> None:
@@ -118,6 +127,17 @@ class LookupClient:
         if question is not None:
             del self._by_number[question.number]
 
+    @property
+    def store_health(self) -> Health:
+        """The worst of what the ranks said of their stores with their last answers."""
+        states = self._health.values()
+        return "down" if "down" in states else "read-only" if "read-only" in states else "up"
+
+    @property
+    def open_questions(self) -> int:
+        """Questions that were asked and neither answered by all ranks nor forgotten."""
+        return len(self._questions)
+
     def close(self) -> None:
         """Close all connections."""
         self._context.destroy(linger=0)
@@ -137,7 +157,7 @@ class LookupClient:
     def _receive(self, timeout_ms: int) -> None:
         for rank, socket in enumerate(self._sockets):
             while socket.poll(timeout_ms):
-                number, units, end = msgpack.unpackb(socket.recv())
+                number, units, end, self._health[rank] = msgpack.unpackb(socket.recv())
                 question = self._by_number.get(number)
                 if question is not None:
                     question.answers[rank] = Hit(units, end)

@@ -32,6 +32,9 @@ REMEMBERED_SAVES = 1 << 16
 ASK_AGAIN_S = 0.01
 """Seconds between two looks for frames that are on their way."""
 
+DOWN_S = 2.0
+"""Seconds to go on waiting for them when the store does not answer."""
+
 
 class _Offer(NamedTuple):
     """A hit offered to vLLM, of which the first `computed` units are in its own cache."""
@@ -111,6 +114,7 @@ class SchedulerHalf:
         self._tracked: dict[str, _Tracked] = {}
         self._jobs: list[LoadJob] = []
         self._recently_saved: OrderedDict[bytes, None] = OrderedDict()
+        self._reported = {"requests_open": 0, "lookups_open": 0}
 
     # What vLLM's scheduler asks while it admits a request.
 
@@ -165,7 +169,10 @@ class SchedulerHalf:
         self._lookup.forget(request.request_id)
         if is_prefill_for_another(request.kv_transfer_params):
             return parameters_for_decode(
-                request.request_id, request.num_prompt_tokens, self._engine_id
+                request.request_id,
+                request.num_prompt_tokens,
+                self._engine_id,
+                are_stored=self._saves and self._lookup.store_health == "up",
             )
         return None
 
@@ -181,6 +188,13 @@ class SchedulerHalf:
                 if tracked is not None:
                     self._plan_saves(tracked, scheduled, output, step)
         return step
+
+    def take_counts(self) -> dict[str, float] | None:
+        """Changes of what is held on to since the last call (`counters.GAUGES`), if there are."""
+        held = {"requests_open": len(self._tracked), "lookups_open": self._lookup.open_questions}
+        changes = {name: float(now - self._reported[name]) for name, now in held.items()}
+        self._reported = held
+        return changes if any(changes.values()) else None
 
     def close(self) -> None:
         """Close the channel to the workers."""
@@ -216,6 +230,8 @@ class SchedulerHalf:
         now = time.monotonic()
         if tracked.wait_until is None:
             tracked.wait_until = now + self._wait_s
+        if self._lookup.store_health == "down":
+            tracked.wait_until = min(tracked.wait_until, now + DOWN_S)
         tracked.ask_again_at = now + ASK_AGAIN_S
         return now < tracked.wait_until
 

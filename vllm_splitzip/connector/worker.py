@@ -12,7 +12,7 @@ from ..codec.codebook import Codebook
 from ..codec.shipped import load_codebook, measured_ratios, shipped_name_for
 from ..errors import CodebookError, SettingError, UnsupportedModelError
 from ..settings import AUTO, Settings
-from ..storage import Store, open_store
+from ..storage import Health, Store, open_store
 from .auto import AutoCodec
 from .counters import Counters
 from .geometry import Geometry
@@ -134,7 +134,7 @@ class WorkerHalf:
             self._trace,
             auto,
         )
-        self._lookup = LookupServer(self._longest_hit)
+        self._lookup = LookupServer(self._longest_hit, self._health)
         logger.info(
             "SplitZip stores KV cache as %r in %s, frames of %d tokens and at most %.1f MB, "
             "namespace %s",
@@ -194,6 +194,10 @@ class WorkerHalf:
                 return store.contains(keys, LOOKUP_TIMEOUT_S)
 
         return longest_hit(self._geometry, len(hashes), limit, contains)
+
+    def _health(self) -> Health:
+        store = self._store
+        return "down" if store is None else store.health
 
     @property
     def _transfer_config(self) -> "KVTransferConfig":

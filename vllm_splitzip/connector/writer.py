@@ -46,6 +46,7 @@ class Writer:
         self._counters = counters
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
+        self._waiting: set[ObjectKey] = set()
         self._lock = threading.Lock()
         self._warned = False
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -55,12 +56,18 @@ class Writer:
     def put(
         self, key: ObjectKey, key_bytes: bytes, build: Callable[[], Frame], raw_bytes: int
     ) -> None:
-        """Hand a frame over. `build` is called by the thread and may wait for a device."""
+        """Hand a frame over. `build` is called by the thread and may wait for a device.
+
+        Nothing is done when a frame of this key waits already: equal keys name equal bytes.
+        """
         with self._lock:
+            if key in self._waiting:
+                return
             waiting = self._waiting_bytes
             drop = waiting > 0 and waiting + raw_bytes > self._max_waiting_bytes
             if not drop:
                 self._waiting_bytes += raw_bytes
+                self._waiting.add(key)
         if drop:
             self._counters.add(frames_dropped=1)
             if not self._warned:
@@ -70,6 +77,7 @@ class Writer:
                     waiting / 1e6,
                 )
             return
+        self._counters.add(frames_waiting=1)
         self._queue.put(_Item(key, key_bytes, build, raw_bytes))
 
     def close(self, timeout_s: float) -> None:
@@ -89,6 +97,9 @@ class Writer:
             finally:
                 with self._lock:
                     self._waiting_bytes -= item.raw_bytes
+                    self._waiting.remove(item.key)
+                self._counters.add(frames_waiting=-1)
+            del item  # Its streams are not to stay in memory until the next one comes.
 
     def _store_one(self, item: _Item) -> None:
         start = time.perf_counter()
