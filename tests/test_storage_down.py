@@ -192,7 +192,12 @@ def test_host_that_swallows_the_connection_attempt_does_not_hold_up_start_up(mon
 
 @pytest.mark.parametrize("kind", ["redis", "lm"])
 def test_server_killed_and_restarted_under_load(kind, tmp_path, caplog):
-    server = {"redis": redis_server, "lm": lm_server}[kind](tmp_path)
+    if kind == "redis":
+        server = redis_server(tmp_path, "--requirepass", "not/secret")
+        url = f"redis://:not%2Fsecret@127.0.0.1:{server.port}"
+    else:
+        server = lm_server(tmp_path)
+        url = f"lm://127.0.0.1:{server.port}"
     wrong: list[int] = []
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -214,7 +219,7 @@ def test_server_killed_and_restarted_under_load(kind, tmp_path, caplog):
             failed.append(error)
 
     try:
-        with opened({"lmcache.remote_url": f"{kind}://127.0.0.1:{server.port}"}) as store:
+        with opened({"lmcache.remote_url": url}) as store:
             threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
             for thread in threads:
                 thread.start()

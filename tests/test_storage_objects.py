@@ -138,6 +138,14 @@ def test_keys_that_differ_in_any_field_name_different_objects(store):
             assert bytes(fetched.data) == content(number, 99)
 
 
+def test_the_longest_key(store):
+    longest = ObjectKey("sz1-" + "f" * 28, b"\xff" * 32, 9_999, 9_999, 10_000)
+    assert store.put(longest, [content(1, 100_001)], 100_001, 10.0)
+    with store.get(longest, 10.0) as fetched:
+        assert bytes(fetched.data) == content(1, 100_001)
+    assert store.contains([longest], 10.0) == [True]
+
+
 def test_fetched_bytes_are_read_only_and_lent(store):
     assert put(store, 0, b"lent")
     fetched = store.get(key(0), 10.0)

@@ -120,9 +120,10 @@ async def close_connector(connector: Any) -> None:
         await connector.close()
         return
     await queue.shutdown_async(wait=False)
-    connection = getattr(connector, "connection", None)  # of redis://
-    if connection is not None:
-        await connection.aclose()
+    for name in ("connection", "cluster"):  # of redis:// and redis-cluster://
+        connection = getattr(connector, name, None)
+        if connection is not None:
+            await connection.aclose()
     client = getattr(connector, "client", None)  # of resp://
     if client is not None:
         await asyncio.to_thread(client.close)

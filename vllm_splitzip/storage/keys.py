@@ -25,9 +25,10 @@ def lmcache_key(key: ObjectKey) -> Any:
     )
 
 
-def lmcache_metadata(chunk_size: int) -> LMCacheMetadata:
-    """LMCache wants to know a model. Its connectors use this one's sizes only for objects
-    without metadata, of which there are none here."""
+def lmcache_metadata(chunk_size: int, max_object_bytes: int) -> LMCacheMetadata:
+    """LMCache wants to know a model. Its backends use this one's sizes for objects without
+    metadata, of which there are none here, and for slots that must hold a whole chunk: no object
+    is greater than `max_object_bytes`."""
     return LMCacheMetadata(
         model_name="splitzip",
         world_size=1,
@@ -35,7 +36,7 @@ def lmcache_metadata(chunk_size: int) -> LMCacheMetadata:
         worker_id=0,
         local_worker_id=0,
         kv_dtype=torch.uint8,
-        kv_shape=(1, 1, chunk_size, 1, 1),
+        kv_shape=(1, 1, chunk_size, 1, -(-max_object_bytes // chunk_size)),
         chunk_size=chunk_size,
         role="worker",
     )

@@ -57,7 +57,7 @@ class LMCacheStore(Store):
         self._putting: dict[ObjectKey, Future[bool]] = {}
         self._removed: dict[ObjectKey, None] = {}
         self._closed = False
-        metadata = lmcache_metadata(config.lmcache.chunk_size)
+        metadata = lmcache_metadata(config.lmcache.chunk_size, max_object_bytes)
         try:
             self._pool = StagingPool(config.lmcache, metadata, max_object_bytes)
         except (RuntimeError, MemoryError, ValueError, OSError) as error:

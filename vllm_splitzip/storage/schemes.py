@@ -11,6 +11,7 @@ TRIED = (
     "fs",
     "lm",
     "redis",
+    "redis-cluster",
     "unix",
     "mooncakestore",
     "audit",
@@ -24,8 +25,6 @@ PAGED = ("s3", "resp", "valkey")
 # or a service, that this project has not. A put is only believed once the object is seen.
 UNTRIED = (
     "rediss",
-    "redis-sentinel",
-    "redis-cluster",
     "infinistore",
     "hf3fs",
     "eic",
@@ -43,6 +42,8 @@ REFUSED = {
     "Google Cloud instance to be tried with. Use redis:// or s3://",
     "hfbucket": "LMCache's hfbucket backend remembers object sizes for a time, answers an error "
     "like an absent object, and needs an account to be tried with. Use s3:// or fs://",
+    "redis-sentinel": "LMCache's redis-sentinel backend never waits for the server's answers, and "
+    "takes every look-up for a hit. Use redis:// with the master's address",
     "mock": _NO_DATA,
     "blackhole": _NO_DATA,
 }
