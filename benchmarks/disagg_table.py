@@ -161,6 +161,7 @@ def _draw(panel: Any, table: Sequence[Row]) -> None:
             )
     panel.axhline(1, c="grey", lw=0.5)
     panel.set_xscale("log")
+    panel.set_xlim(low / 1e6, high / 1e6)
     panel.set_xlabel("link, Mbit/s")
     panel.grid(alpha=0.3)
 
