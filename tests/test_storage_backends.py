@@ -7,10 +7,12 @@ backend that a later LMCache brings makes these tests fail until somebody has de
 import ast
 import importlib
 import logging
+import re
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from storage_helpers import MIB, content, free_port, get, opened, put, redis_server, wait_for
 from vllm_splitzip.errors import SettingError
@@ -40,6 +42,12 @@ with quiet_lmcache():
             require_defined_in_module=False,
         )
     ]
+
+    from vllm_splitzip.storage.config import load_config
+
+LMCACHE_SOURCE = "".join(
+    path.read_text() for path in Path(storage_backend.__file__).parent.rglob("*.py")
+)
 
 # Schemes that LMCache's adapters take beside the one in their `schema`.
 MORE = {"RedisConnectorAdapter": ("rediss", "unix"), "BigtableConnectorAdapter": ("bigtable",)}
@@ -229,13 +237,77 @@ def test_what_cannot_be_behind_audit_is_said(target):
         open_store(extra, max_object_bytes=MIB)
 
 
-def test_a_password_that_lmcache_would_hand_over_wrongly_is_said():
-    extra = {
-        "lmcache.remote_url": "valkey://h:1",
-        "lmcache.extra_config": {"valkey_password": "x"},
-    }
-    with pytest.raises(SettingError, match=r"extra_config\.valkey_password: LMCache .*redis://"):
+@pytest.mark.parametrize(
+    ("scheme", "name", "message"),
+    [
+        ("valkey", "valkey_password", r"extra_config\.valkey_password: LMCache .*redis://"),
+        ("resp", "password", r"extra_config\.password: .*Add extra_config\.username"),
+    ],
+)
+def test_a_password_that_lmcache_would_not_hand_over_is_said(scheme, name, message):
+    extra = {"lmcache.remote_url": f"{scheme}://h:1", "lmcache.extra_config": {name: "x"}}
+    with pytest.raises(SettingError, match=message):
         open_store(extra, max_object_bytes=MIB)
+
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "lmcache").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_configuration(path, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "vllm_splitzip")
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(path))
+    loaded = load_config({}, max_object_bytes=MIB)
+    written = yaml.safe_load(path.read_text())
+    assert set(written) <= set(loaded.lmcache._config_definitions)
+    for key, value in written.get("extra_config", {}).items():
+        assert loaded.lmcache.extra_config[key] == value
+        assert (
+            key in LMCACHE_SOURCE
+            or key.startswith(("mooncake_", "splitzip_", "theirs."))
+            or ("plugin." in key)
+        )
+    tiers = (loaded.hot, loaded.disk, [remote.scheme for remote in loaded.remotes])
+    assert tiers == EXAMPLE_TIERS[path.stem]
+    assert "vllm_splitzip" not in caplog.text
+
+
+EXAMPLE_TIERS = {
+    "local_cpu": (True, False, []),
+    "local_disk": (False, True, []),
+    "disk_and_remote": (True, True, ["redis"]),
+    "fs": (False, False, ["fs"]),
+    "lm": (False, False, ["lm"]),
+    "redis": (False, False, ["redis"]),
+    "resp": (False, False, ["resp"]),
+    "valkey": (False, False, ["valkey"]),
+    "s3": (False, False, ["s3"]),
+    "mooncake": (False, False, ["mooncakestore"]),
+    "mooncake_rdma": (False, False, ["mooncakestore"]),
+    "remote_plugin": (False, False, ["plugin"]),
+    "storage_plugin": (False, False, ["storage-plugin"]),
+}
+
+
+def test_there_is_an_example_for_each_remote_that_has_been_tried():
+    assert {path.stem for path in EXAMPLES} == set(EXAMPLE_TIERS)
+    shown = {scheme for _, _, schemes in EXAMPLE_TIERS.values() for scheme in schemes}
+    alike = {"redis-cluster", "unix"}  # as redis
+    assert shown | alike >= {*TRIED, *PAGED} - {"audit", "external"}
+
+
+BACKENDS_PAGE = (Path(__file__).parent.parent / "docs" / "backends.md").read_text()
+
+
+def test_the_documentation_tables_every_backend():
+    rows = dict(re.findall(r"^\| `([\w-]+)(?:://)?` \| (works|untried|refused) ", BACKENDS_PAGE, re.M))
+    verdicts = {"works": (*TRIED, *PAGED), "untried": UNTRIED, "refused": REFUSED}
+    expected = {name: verdict for verdict, names in verdicts.items() for name in names}
+    expected |= dict.fromkeys((*REFUSED_SETTINGS, *REFUSED_EXTRA), "refused")
+    expected |= dict.fromkeys(
+        ("local_cpu", "local_disk", "remote_storage_plugins", "storage_plugins"), "works"
+    )
+    assert rows == expected
 
 
 def test_every_refusal_names_another_way():

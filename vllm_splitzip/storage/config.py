@@ -281,8 +281,16 @@ def _remote(config: LMCacheEngineConfig, setting: str) -> Remote:
 
 
 def _check_credentials(config: LMCacheEngineConfig, remote: Remote) -> None:
+    extra = config.extra_config
+    if remote.scheme == "resp":
+        password = extra.get("password") or os.environ.get("LMCACHE_RESP_PASSWORD")
+        if password and not (extra.get("username") or os.environ.get("LMCACHE_RESP_USERNAME")):
+            raise SettingError(
+                "extra_config.password: LMCache's resp backend connects to no server with a "
+                "password alone. Add extra_config.username; Redis's own user is 'default'"
+            )
     for name in ("valkey_username", "valkey_password"):
-        if remote.scheme == "valkey" and config.extra_config.get(name):
+        if remote.scheme == "valkey" and extra.get(name):
             raise SettingError(
                 f"extra_config.{name}: LMCache {version('lmcache')} hands a valkey server the "
                 f"user's name as password and the password as name. Use redis:// for this server"
