@@ -300,7 +300,8 @@ BACKENDS_PAGE = (Path(__file__).parent.parent / "docs" / "backends.md").read_tex
 
 
 def test_the_documentation_tables_every_backend():
-    rows = dict(re.findall(r"^\| `([\w-]+)(?:://)?` \| (works|untried|refused) ", BACKENDS_PAGE, re.M))
+    row = r"^\| `([\w-]+)(?:://)?` \| (works|untried|refused) "
+    rows = dict(re.findall(row, BACKENDS_PAGE, re.MULTILINE))
     verdicts = {"works": (*TRIED, *PAGED), "untried": UNTRIED, "refused": REFUSED}
     expected = {name: verdict for verdict, names in verdicts.items() for name in names}
     expected |= dict.fromkeys((*REFUSED_SETTINGS, *REFUSED_EXTRA), "refused")
