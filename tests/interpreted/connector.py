@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.modes import MODES
+from vllm_splitzip.connector import speeds
 from vllm_splitzip.connector.counters import Counters
 from vllm_splitzip.connector.device_pages import device_pages
 from vllm_splitzip.connector.geometry import Geometry, Part
@@ -89,3 +91,20 @@ def test_blocks_come_back_bit_for_bit(tmp_path, layout, mode, split):
             wanted = expected[moved[block]] if block in moved else untouched
             assert np.array_equal(bits[block], wanted), (name, block)
     store.close()
+
+
+def test_speeds_of_codecs_are_measured_on_the_device(monkeypatch):
+    """What `codec: auto` does at start-up, on few bytes: the interpreter is slow."""
+    monkeypatch.setattr(speeds, "SAMPLE_BYTES", 1 << 15)
+    monkeypatch.setattr(speeds, "ROUNDS", 1)
+    seen = []
+
+    def pages_of(sample, blocks):
+        seen.append((tuple(sample.shape), sample.dtype, blocks))
+        return device_pages("layer", 0, sample, blocks, "auto", Backlog(1 << 20))
+
+    cache = LAYOUTS["BLNHC"](2, 2, 32, 32)
+    measured = speeds.measure_like(cache, "auto", 1, 4, pages_of, BOOK, HostStreams())
+    assert seen == [((8, 2, 32, 32), torch.bfloat16, 8)]
+    assert set(measured) == set(MODES)
+    assert all(speed.encode > 0 and speed.decode > 0 for speed in measured.values())
