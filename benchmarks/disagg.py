@@ -38,6 +38,7 @@ from benchmarks.disagg_servers import (
     Fleet,
     Pair,
     Setup,
+    end_tidily,
     groups_of,
     servers_of,
     servers_that_fit,
@@ -60,6 +61,7 @@ WARM_UP_PROMPTS = 2
 
 def main() -> None:
     options = parse()
+    end_tidily()
     measurements = load(RESULT) if options.resume else []
     arms = known_arms(options.arms)
     try:

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from benchmarks import models, texts
 from benchmarks.disagg_client import Answer, Prompt, ask
 from benchmarks.disagg_link import DECODE, PREFILL, Link, LinkError, Traffic
-from benchmarks.disagg_servers import BUILD, CODECS, Fleet, Setup
+from benchmarks.disagg_servers import BUILD, CODECS, Fleet, Setup, end_tidily
 
 TRACES = BUILD / "disagg-traces"
 WARM_UP_REQUESTS = 3
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=512, help="tokens prefilled at once")
     parser.add_argument("--store", default="prefill", choices=["prefill", "decode"])
     options = parser.parse_args()
+    end_tidily()
     try:
         timeline = record(options)
     except LinkError as error:
