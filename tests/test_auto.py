@@ -149,13 +149,22 @@ def there_and_back(ranks, turns):
             cache.view(torch.int16).copy_(expected[name])
 
 
-@pytest.mark.parametrize(("kind", "start"), [("redis", redis_server), ("lm", lm_server)])
-def test_a_slow_link_gets_small_frames(kind, start, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("kind", "start", "tiers"),
+    [
+        ("redis", redis_server, {}),
+        ("lm", lm_server, {}),
+        # Loads come from memory; a put takes what the slowest tier takes.
+        ("redis", redis_server, {"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": 1 / 16}),
+    ],
+    ids=["redis", "lm", "memory-then-redis"],
+)
+def test_a_slow_link_gets_small_frames(kind, start, tiers, tmp_path, caplog):
     caplog.set_level("INFO")
     server = start(tmp_path)
     link = SlowLink(server.port, 20e6)
     try:
-        with rank({"lmcache.remote_url": f"{kind}://127.0.0.1:{link.port}"}) as one:
+        with rank({"lmcache.remote_url": f"{kind}://127.0.0.1:{link.port}", **tiers}) as one:
             assert one.auto.mode == "fast"
             there_and_back([one], range(6))
             assert one.auto.mode in ("dense", "max")

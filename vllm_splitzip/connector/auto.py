@@ -1,9 +1,13 @@
 """`codec: auto`: the mode that the link and this machine's codec are worth, now.
 
-Measured are all real puts, gets, encodes and decodes, and how small frames become. What modes that
-are not in use would cost is known from start-up, where each coded made-up KV cache; how much slower
-than there this machine codes under load is taken to be the same for all. How small a mode would
-make this model's frames shows in one layer of a frame now and then, which is coded in it instead.
+Measured are all real puts, gets, encodes and decodes, and how small frames become. A put is timed
+over all tiers of the store, a get over the one that answered; while nothing has been loaded here,
+gets are taken to be as puts.
+
+What modes that are not in use would cost is known from start-up, where each coded made-up KV cache;
+how much slower than there this machine codes under load is taken to be the same for all. How small
+a mode would make this model's frames shows in one layer of a frame now and then, which is coded in
+it instead.
 
 Modes do not enter keys, and each layer of a frame says how it was coded. So any reader takes what
 is stored here, whatever its own setting.
