@@ -6,7 +6,7 @@ toy_proxy_server.py in front of both. Every prompt is asked of every arm, one af
 
 | arm                           | how the decode server comes by the prompt's KV cache             |
 |-------------------------------|------------------------------------------------------------------|
-| none                          | it computes it; the request goes to it alone, past the proxy     |
+| none                          | it computes it again: neither server has a connector             |
 | nixl                          | vLLM's NixlConnector, raw                                        |
 | raw, fast, dense, max, auto   | SplitZipConnector with that codec                                |
 
@@ -293,7 +293,7 @@ class Bench:
     def _counters(self, pair: Pair) -> dict[str, float]:
         decode = counters(pair.decode_url)
         result = {f"decode {name}": value for name, value in decode.items()}
-        prefill = counters(pair.prefill_url) if pair.prefill_url is not None else {}
+        prefill = counters(pair.prefill_url)
         for name in {*decode, *prefill}:
             result[name] = decode.get(name, 0.0) + prefill.get(name, 0.0)
         return result

@@ -70,15 +70,13 @@ class Pair:
     """Where an arm's requests go, and where its counters are. URLs as this machine sees them."""
 
     url: str
-    prefill_url: str | None
+    prefill_url: str
     decode_url: str
 
 
 def servers_of(arm: str) -> frozenset[str]:
     """Names of the vLLM servers that an arm needs."""
-    if arm == "none":
-        return frozenset({"decode-none"})
-    return frozenset({f"prefill-{arm}", "decode-nixl" if arm == "nixl" else "decode-splitzip"})
+    return frozenset({f"prefill-{arm}", f"decode-{'splitzip' if arm in CODECS else arm}"})
 
 
 def groups_of(arms: Sequence[str], most_servers: int) -> list[list[str]]:
@@ -248,8 +246,6 @@ class Fleet:
         names = servers_of(arm)
         [decode] = [name for name in names if name.startswith("decode")]
         decode_url = f"http://{DECODE.control}:{servers[decode].port}"
-        if arm == "none":
-            return Pair(decode_url, None, decode_url)
         prefill = servers[f"prefill-{arm}"]
         port = FIRST_PORT["proxy"] + place
         proxy = ProxyServer(
