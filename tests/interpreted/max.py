@@ -76,22 +76,24 @@ def round_trip(layout, shape: tuple[int, int, int], rows: Any, scheme: Scheme = 
 @pytest.mark.usefixtures("_never_raw")
 @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ascending"])
 def test_every_pattern(scheme, ordered):
-    """NaNs, zeros and denormals among them, on all levels; in every layout."""
+    """NaNs, zeros and denormals among them, on all levels; in every layout.
+
+    Of 16 bits, the lowest three are anything: they pass through.
+    """
     patterns = every_pattern(scheme.number_format.name)
+    if patterns.size > 256:
+        patterns = patterns[::8] | RNG.integers(8, size=patterns.size // 8).astype(np.uint16)
     patterns = patterns if ordered else RNG.permutation(patterns)
-    if ordered and patterns.size > 16384:
-        patterns = patterns[::5][:-1]  # Whole rows; an odd step takes every residue.
-    patterns = patterns[: patterns.size // 256 * 256]
-    parts = np.array_split(patterns.reshape(-1, 256), max(1, patterns.size // 4096))
-    for number, part in enumerate(parts):
-        round_trip(LAYOUTS[number % 5], (2, 8, 16), part, scheme)
+    for number, part in enumerate(np.array_split(patterns.reshape(-1, 256), 5)):
+        if len(part):
+            round_trip(LAYOUTS[number], (2, 8, 16), part, scheme)
 
 
 @pytest.mark.usefixtures("_never_raw")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, shape):
-    rows = kv_like("bf16", 1 + 2100 // int(np.prod(shape)), shape, wild=0.02)
+    rows = kv_like("bf16", 1 + 1100 // int(np.prod(shape)), shape, wild=0.02)
     round_trip(layout, shape, rows)
 
 
@@ -124,26 +126,30 @@ def of_level(level: int, scheme: Scheme, number: int) -> Any:
     return chosen << number_format.mantissa
 
 
+NUMBERS = [
+    *[(1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 1, 1), (127, 1, 126, 2), (5, 127, 4, 128)],
+    *[(129, 0, 3, 0), (1, 254, 129, 131), (0, 1023, 0, 1025), (2048, 0, 0, 0)],
+    *[(0, 2048, 0, 0), (0, 0, 2048, 0), (0, 0, 0, 2048)],
+]
+"""Elements on levels 2 to 5 of one tile; levels begin and end inside bytes."""
+
+
 @pytest.mark.usefixtures("_never_raw")
 @pytest.mark.parametrize(
-    "numbers",
-    [
-        *[(1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 1, 1), (2, 3, 2, 3), (127, 1, 126, 2)],
-        *[(5, 127, 4, 128), (129, 0, 3, 0), (1, 254, 129, 131), (0, 1023, 0, 1025)],
-        *[(2048, 0, 0, 0), (0, 2048, 0, 0), (0, 0, 2048, 0), (0, 0, 0, 2048)],
-    ],
+    ("name", "numbers"),
+    [*(("bf16", n) for n in NUMBERS), *((n, (2, 3, 2, 3)) for n in MAX), ("e4m3", NUMBERS[-1])],
     ids=str,
 )
-def test_levels(numbers, scheme):
-    """Any number of elements on levels 2 to 5 of one tile; levels begin and end inside bytes."""
+def test_levels(name, numbers):
+    scheme = MAX[name]
     dtype = {1: np.uint8, 2: np.uint16}[scheme.number_format.item]
-    elements = np.zeros(3 * 2048, dtype)
+    elements = np.zeros(2 * 2048 + 256, dtype)
     parts = [of_level(level, scheme, number) for level, number in enumerate(numbers, 2)]
     escapes = RNG.permutation(np.concatenate(parts))
     where = 2048 + np.sort(RNG.permutation(2048)[: escapes.size])
     elements[where] = escapes
     # Few enough per channel for its window to stay that of zeros.
-    coded = round_trip(contiguous, (1, 96, 64), elements.reshape(1, -1), scheme)
+    coded = round_trip(contiguous, (1, 68, 64), elements.reshape(1, -1), scheme)
     assert not coded.tables["windows"].any()
     handed = np.cumsum(numbers[::-1])[::-1]
     size = -(-int(handed[:3].sum()) // 4) + int(handed[3])
