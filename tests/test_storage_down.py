@@ -129,7 +129,7 @@ def test_black_hole_is_given_up_within_the_deadline(scheme, caplog):
             assert get(store, 1, timeout_s=30) is None
             assert not put(store, 1, b"x", timeout_s=30)
             assert store.contains([key(1), key(2)], 30) == [False, False]
-            assert time.monotonic() - began < 0.1
+            assert time.monotonic() - began < 0.5
             assert len(messages(caplog, logging.WARNING)) == 1
             assert idle_within(store)
     finally:
@@ -144,6 +144,19 @@ def test_black_hole_does_not_keep_what_is_put(scheme):
             began = time.monotonic()
             assert not put(store, 1, bytes(4 * MIB), timeout_s=1.0)
             assert time.monotonic() - began < 2.0
+            assert idle_within(store)
+    finally:
+        hole.close()
+
+
+def test_a_call_that_never_ends_gives_its_memory_back_with_its_connection(monkeypatch):
+    monkeypatch.setattr("vllm_splitzip.storage.remote.STUCK_S", 0.5)
+    hole = BlackHole()
+    try:
+        with opened({"lmcache.remote_url": f"redis://127.0.0.1:{hole.port}"}) as store:
+            assert not put(store, 1, bytes(4 * MIB), timeout_s=0.2)
+            assert store.health == "up"  # one caller in a hurry proves nothing
+            assert store._budget.in_use > 0
             assert idle_within(store)
     finally:
         hole.close()

@@ -11,7 +11,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
-PATIENCE_S = 1.0  # a caller in a greater hurry than this proves little by timing out
+PATIENCE_S = 0.9  # a caller in a greater hurry than this proves little by timing out. (One that
+# allows a second has spent some of it before the call.)
 PATIENCE_TIMEOUTS = 3  # ... unless it happens this often in a row
 
 

@@ -77,6 +77,11 @@ class Connection:
         future.add_done_callback(self._ended)
         return future
 
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Calls `act` on the loop, unless the connection has been closed by then."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.loop.call_soon_threadsafe(self._loop.loop.call_later, delay_s, act)
+
     def _ended(self, _: Future[Any]) -> None:
         with self._changed:
             self._calls -= 1

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+STUCK_S = 30.0  # after its deadline
+
 _REFUSALS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -253,12 +255,24 @@ class RemoteTier:
                 future.add_done_callback(lambda done: drop(_result_of(done)))
             if connection is not None and (self._breaker.is_open or self._traits.is_stream):
                 self._line.give_up(connection)
+            elif connection is not None and future is not None:
+                self._give_up_if_stuck(connection, future)
             if not isinstance(error, Exception):
                 raise
             kind = DamagedError if isinstance(error, DamagedError) else StoreError
             raise kind(f"{self.label}: {explain(error)} after {waited_s:.2f} s") from error
         self._breaker.succeeded(ticket)
         return result
+
+    def _give_up_if_stuck(self, connection: Connection, future: Future[Any]) -> None:
+        """A late call holds memory until it ends. One that never does ends with its connection."""
+
+        def look() -> None:
+            if not future.done():
+                self._line.give_up(connection)
+
+        if not future.done():
+            connection.later(STUCK_S, look)
 
 
 def _is_refusal(error: BaseException) -> bool:
