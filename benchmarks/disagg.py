@@ -56,7 +56,8 @@ SETTLE_S = 0.3
 COUNTED_S = 10.0
 """Seconds for a server's counters to show a request that has been answered."""
 
-WARM_UP_PROMPTS = 2
+WARM_UP_TOKENS = (320, None)
+"""Of the longest prompt, in the requests that come first."""
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ class Bench:
         self._references: dict[tuple[int, int], Answer] = {}
         self._salt = 0
         tokenizer = AutoTokenizer.from_pretrained(setup.model)
-        count = max(options.repeats, options.concurrency, WARM_UP_PROMPTS)
+        count = max(options.repeats, options.concurrency)
         self._prompts = {
             tokens: texts.prompts(tokenizer, [tokens] * count) for tokens in options.prompts
         }
@@ -270,8 +271,9 @@ class Bench:
 
     def _warm_up(self, arm: str) -> None:
         """The first requests of a process, and of a pair, pay for what later ones find ready."""
-        for place in range(WARM_UP_PROMPTS):
-            prompt = self._prompt(min(self._options.prompts), place)
+        for length in WARM_UP_TOKENS:
+            whole = self._prompt(max(self._options.prompts), 0)
+            prompt = Prompt(whole.token_ids[:length], whole.salt)
             ask(self._fleet.focus(arm).url, self._setup.model.name, [prompt], 2)
         self._fleet.empty_store()
 
