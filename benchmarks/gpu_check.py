@@ -58,7 +58,9 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
     """(section, what measures one of its rows), the most important first."""
     from vllm_splitzip.kernels import fast_decode, fast_encode
 
-    from . import gpu_time
+    from vllm_splitzip.codec.scheme import SCHEMES
+
+    from . import gpu_time, gpu_time_windowed
     from .gpu_data import BOOKS, LAYOUTS
 
     block = TINY_BLOCK if tiny else BLOCK
@@ -91,11 +93,21 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
         finally:
             fast_encode.chunks_per_program = fast_decode.chunks_per_program = kept
 
+    def with_windows(size: int, mode: str, name: str) -> dict[str, Any]:
+        found = gpu_time_windowed.WindowedCase(size, "rows_first", block, mode, name, device)
+        return found.measure(repeats=15)
+
     def sized(megabytes: int) -> int:
         return 1 << 12 if tiny else megabytes << 20
 
     for megabytes in (256,) if tiny else (256, 1, 4, 16, 64, 1024, 4096):
         yield "sizes", partial(beside_others, sized(megabytes))
+    windowed = [(mode, name) for mode, schemes in SCHEMES.items() for name in schemes]
+    for mode, name in windowed:
+        yield "windowed modes", partial(with_windows, sized(256), mode, name)
+    for megabytes in () if tiny else (1, 16, 1024):
+        for mode in ("dense", "max"):
+            yield "windowed modes", partial(with_windows, sized(megabytes), mode, "bf16")
     for rate in (0.1,) if tiny else (0, 0.0005, 0.005, 0.02, 0.1):
         yield "escapes", partial(row, sized(256), rate=rate)
     for layout in ("contiguous", "misaligned") if tiny else LAYOUTS:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 import torch
 
 from vllm_splitzip.codec.codebook import Codebook
+from vllm_splitzip.codec.scheme import Scheme
+
+from .gpu_bits import FORMATS
 
 BOOKS = {
     "zero-window": Codebook(bytes([0, *range(118, 133)])),
@@ -78,6 +81,37 @@ def kv_like(
             word = torch.where(chance > 1 - zeros, 0, word)
         words[begin : begin + size] = word.to(torch.int16)
     return words
+
+
+INTEGERS = {1: torch.uint8, 2: torch.int16}
+
+
+def channels_like(
+    scheme: Scheme, blocks: int, shape: tuple[int, int, int], wild: float, device: torch.device
+) -> torch.Tensor:
+    """Channels of different size, as integers, flat; a share `wild` may be anything."""
+    heads, _, content = shape
+    item = scheme.number_format.item
+    scale = torch.exp2(1.2 * torch.randn(heads, 1, content, device=device))
+    low, high = (0, 1 << 8) if item == 1 else (-(1 << 15), 1 << 15)
+    each = max(1, _SLAB // (heads * shape[1] * content))
+    slabs = []
+    for begin in range(0, blocks, each):
+        values = torch.randn(min(each, blocks - begin), *shape, device=device) * scale
+        bits = values.to(FORMATS[scheme.number_format.name]).view(INTEGERS[item])
+        anything = torch.randint(low, high, bits.shape, device=device).to(bits.dtype)
+        chosen = torch.rand(bits.shape, device=device) < wild
+        slabs.append(torch.where(chosen, anything, bits).reshape(-1))
+    return torch.cat(slabs)
+
+
+def as_integers(
+    layout: str, blocks: int, shape: tuple[int, int, int], item: int, device: torch.device
+) -> torch.Tensor:
+    """A cache as integers. Layouts are those of 2-byte elements: two of 1 byte stand for one."""
+    heads, states, content = shape
+    cache = LAYOUTS[layout]((blocks, heads, states, content * item // 2), device)
+    return cache.view(INTEGERS[item])
 
 
 def write(view: torch.Tensor, ids: torch.Tensor, words: torch.Tensor) -> None:

@@ -1,7 +1,6 @@
 """Exactness on a device: the reference's bytes, every bit back, and nothing written elsewhere."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,32 +10,26 @@ import torch
 from vllm_splitzip.kernels import fast_encode
 
 from vllm_splitzip.codec.codebook import Codebook
-from vllm_splitzip.codec.coded import Coded
 from vllm_splitzip.codec.device import fast as codec
 from vllm_splitzip.codec.reference import fast as reference
 
+from . import gpu_exact_windowed
+from .gpu_bits import (
+    FORMATS,
+    UNTOUCHED,
+    Different,
+    coded_by_device,
+    memory_of,
+    replaced,
+    same_bits,
+    same_streams,
+)
 from .gpu_data import BOOKS, LAYOUTS, Layout, kv_like, read, write
-
-UNTOUCHED = -0x1234
-
-FORMATS = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e5m2": torch.float8_e5m2,
-    "e4m3": torch.float8_e4m3fn,
-    "bytes": torch.uint8,
-}
-
-
-class Different(Exception):
-    """Bits are not what they must be."""
 
 
 def checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str | None]]:
     """(name, what is wrong or None) of one check after the other."""
-    from . import gpu_exact_dense  # Which works with what is below.
-
-    for name, check in chain(_all(device, tiny), gpu_exact_dense.checks(device, tiny)):
+    for name, check in chain(_all(device, tiny), gpu_exact_windowed.checks(device, tiny)):
         try:
             check()
             yield name, None
@@ -95,7 +88,7 @@ def fast(
     view = layout((blocks + spare, *shape), words.device)
     write(view, ids, words)
     table = ids.cpu().numpy()
-    _same_streams(
+    same_streams(
         coded_by_device(codec.encode_fast(view, table, book)),
         expected := reference.encode(words.cpu().numpy().view(np.uint16), book),
     )
@@ -128,7 +121,7 @@ def _far(device: torch.device) -> None:
         words = kv_like(3 * view[0].numel(), book, 0.01, device)
         write(view, ids, words)
         coded = coded_by_device(codec.encode_fast(view, ids.cpu().numpy(), book))
-        _same_streams(coded, reference.encode(words.cpu().numpy().view(np.uint16), book))
+        same_streams(coded, reference.encode(words.cpu().numpy().view(np.uint16), book))
         view[ids] = 0
         codec.decode_fast(coded, book, view, ids.cpu().numpy())
         same_bits("decoded", read(view, ids), words)
@@ -137,50 +130,7 @@ def _far(device: torch.device) -> None:
         del cache, view
 
 
-def coded_by_device(pending: codec.Pending) -> Coded:
-    coded = pending.result()
-    if coded.mode == "raw":
-        raise Different("left to mode raw")
-    return coded
-
-
 def _never_raw(check: Callable[..., None], *args: Any) -> None:
     """Run a check on input that would be left to mode raw, as too small or too wild."""
-    with _no_limit():
+    with replaced((fast_encode, "escape_limit", lambda elements: elements)):
         check(*args)
-
-
-@contextmanager
-def _no_limit() -> Iterator[None]:
-    limit = fast_encode.escape_limit
-    fast_encode.escape_limit = lambda elements: elements
-    try:
-        yield
-    finally:
-        fast_encode.escape_limit = limit
-
-
-def memory_of(view: torch.Tensor) -> torch.Tensor:
-    """All of the storage behind a view."""
-    return torch.empty(0, dtype=torch.int16, device=view.device).set_(view.untyped_storage())
-
-
-def _same_streams(actual: Coded, expected: Coded) -> None:
-    names = ("codes", "rest", *expected.tables)
-    ours = (*actual.dense, *(actual.tables[name] for name in expected.tables))
-    theirs = (*expected.dense, *expected.tables.values())
-    for name, one, other in zip(names, ours, theirs, strict=True):
-        same_bits(name, torch.from_numpy(one), torch.from_numpy(other))
-
-
-def same_bits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
-    if actual.shape != expected.shape:
-        raise Different(f"{name}: {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-    wrong = (actual != expected).reshape(-1)
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        found, wanted = actual.reshape(-1)[first], expected.reshape(-1)[first]
-        raise Different(
-            f"{name}: {int(wrong.sum())} of {wrong.numel()} differ, first at {first}: "
-            f"{int(found):#x}, expected {int(wanted):#x}"
-        )

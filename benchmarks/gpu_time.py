@@ -1,4 +1,4 @@
-"""Times on a device: encode and decode beside a plain copy and the paper's two-pass algorithm."""
+"""Times on a device: mode `fast` beside a plain copy and the paper's two-pass algorithm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.device.fast import device_book
 
 from . import two_pass
+from .gpu_bits import Different
 from .gpu_data import Layout, kv_like, read, write
-from .gpu_exact import Different
 
 BYTES_MOVED = 3.5
 """Per element, in either direction: 2 in the cache, 1 and a half in the streams."""
@@ -133,8 +133,13 @@ def measure_copy(size: int, repeats: int, device: torch.device) -> dict[str, flo
     return {
         "copy_gbs": copy.rate(size),
         "copy_spread": copy.spread(),
-        "limit_gbs": copy.rate(size) * 4 / BYTES_MOVED,
+        "limit_gbs": copy_bound(copy.rate(size), BYTES_MOVED),
     }
+
+
+def copy_bound(copy_gbs: float, moved: float, item: int = 2) -> float:
+    """GB/s of input of what moves so many bytes per element, if as many a second as a copy does."""
+    return copy_gbs * 2 * item / moved
 
 
 def measure_two_pass(case: Case, book: Codebook, repeats: int) -> dict[str, float]:

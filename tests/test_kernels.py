@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_splitzip.codec.scheme import SCHEMES
+
 HERE = Path(__file__).parent
 
 
@@ -34,7 +36,12 @@ def test_under_the_interpreter(module):
 
 def test_gpu_check_rehearsed(tmp_path):
     out = tmp_path / "gpu_check.json"
-    print(interpreted("benchmarks.gpu_check", "--tiny", "--out", str(out)))
+    # A slow machine rehearses all of it too.
+    print(interpreted("benchmarks.gpu_check", "--tiny", "--seconds", "3600", "--out", str(out)))
     report = json.loads(out.read_text())
     assert all(row["exact"] for row in report["exact"])
-    assert {"sizes", "escapes", "layouts", "codebooks", "chunks per program"} < report.keys()
+    sections = {"sizes", "windowed modes", "escapes", "layouts", "codebooks", "chunks per program"}
+    assert sections < report.keys()
+    coded = {(row["mode"], row["format"]) for row in report["windowed modes"]}
+    assert coded == {(mode, name) for mode, schemes in SCHEMES.items() for name in schemes}
+    assert all(row["ratio"] > 1 for row in report["windowed modes"])
