@@ -25,7 +25,7 @@ def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output:
     dataset = output.with_suffix(".jsonl")
     dataset.write_text(
         "".join(
-            json.dumps({"prompt": tokenizer.decode(prompt, skip_special_tokens=True)}) + "\n"
+            json.dumps({"prompt": tokenizer.decode(list(prompt), skip_special_tokens=True)}) + "\n"
             for prompt in prompts
         )
     )

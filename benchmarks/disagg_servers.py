@@ -194,7 +194,7 @@ class Fleet:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_HOST_IP": "127.0.0.1",
         }
-        kv_transfer = None
+        kv_transfer: dict[str, Any] | None = None
         if kind == "nixl":
             kv_transfer = {
                 "kv_connector": "NixlConnector",
