@@ -3,7 +3,6 @@
 python -m benchmarks.kernel_table   prints the table and writes it to benchmarks/kernels.md
 """
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -14,7 +13,11 @@ import triton
 from vllm_splitzip.kernels.fast_decode import fast_decode_kernel
 from vllm_splitzip.kernels.fast_encode import fast_encode_kernel
 
-from .offline import TARGETS, Sass, accesses, compile_kernel
+from vllm_splitzip.codec.scheme import SCHEMES
+
+from . import kernels_windowed
+from .kernels_windowed import Windowed
+from .offline import TARGETS, Sass, accesses, compile_kernel, scratch
 
 KERNELS = {"encode": fast_encode_kernel, "decode": fast_decode_kernel}
 BOOKS = {"table": 0, "window": 1, "zero-window": 2}
@@ -83,13 +86,7 @@ class Variant:
     @property
     def scratch(self) -> dict[str, int]:
         """Bytes of memory a lane uses for want of registers."""
-        if self.target.startswith("sm"):
-            return {name: self.sass.used(name) for name in ("STACK", "LOCAL")}
-        found = re.findall(
-            r"\.(private_segment_fixed_size|vgpr_spill_count):\s*(\d+)",
-            self.compiled.asm["amdgcn"],
-        )
-        return {name: int(size) for name, size in found}
+        return scratch(self.compiled, self.target)
 
 
 def variants() -> list[Variant]:
@@ -118,6 +115,53 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def windowed_variants() -> list[Windowed]:
+    return [
+        Windowed(mode, kernel, "bf16", layout, target)
+        for target, (mode, kernels), layout in product(
+            TARGETS, kernels_windowed.KERNELS.items(), kernels_windowed.LAYOUTS
+        )
+        for kernel in kernels
+    ]
+
+
+def windowed_table() -> str:
+    lines = [
+        "| target | mode | kernel | cache | registers | spills and stack (B) "
+        "| instructions per element | vector accesses of a lane to a tile |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for variant in windowed_variants():
+        found, ways = "", ""
+        nvidia = variant.target.startswith("sm")
+        if nvidia and variant.layout == "vectors" and variant.kernel in ("encode", "decode"):
+            number = variant.instructions
+            found = "unrolled" if number is None else f"{number:.2f}"
+            ways = variant.shown_accesses
+        registers = variant.sass.used("REG") if nvidia else ""
+        lines.append(
+            f"| {variant.target} | {variant.mode} | {variant.kernel} | {variant.layout} "
+            f"| {registers} | {sum(variant.scratch.values())} | {found} | {ways} |"
+        )
+    return "\n".join(lines)
+
+
+def moved_table() -> str:
+    """Bytes per element that the kernels have to move, and do."""
+    lines = [
+        "| mode | format | bits in planes | elements | low bytes and planes | sum |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mode, schemes in SCHEMES.items():
+        for name, scheme in schemes.items():
+            item = scheme.number_format.item
+            dense = sum(scheme.dense_bytes(1 << 11)) / (1 << 11)
+            lines.append(
+                f"| {mode} | {name} | {scheme.packed} | {item} | {dense:.3f} | {item + dense:.3f} |"
+            )
+    return "\n".join(lines)
+
+
 def page() -> str:
     return f"""# Machine code of the kernels
 
@@ -131,6 +175,32 @@ such as rows of a number of elements that is not a multiple of 32. Beside the by
 each chunk takes 2 bytes for its number of escapes, and its blocks' ids.
 
 {table()}
+
+## Modes `dense` and `max`
+
+BF16; a lane has 64 elements of a tile, in both directions. *vectors* are caches whose rows are
+multiples of 8 aligned elements. Instructions are those of all of a program: in `dense` of a tile
+without entries, in `max` of one of real KV, with {", ".join(map(str, kernels_windowed.TYPICAL))}
+elements on levels 2 to 4, all loops gone through as often as that takes. `collect` moves entries
+and escapes next to each other (*unrolled*: the compiler has unrolled a loop over digits, so that
+rounds cannot be told apart); `windows` looks at a sample of at least 64 elements a channel.
+
+{windowed_table()}
+
+Elements are loaded and stored by 128 bits a lane. The low bytes and the planes are 64: a lane's 8
+neighbours are 8 bytes of each, 256 contiguous bytes of a warp, which fills whole sectors. For 128
+bits lanes would have to exchange halves, which costs more instructions than the access saves.
+
+Each element of the cache and each byte of the dense streams is loaded or stored once, and that is
+the least:
+
+{moved_table()}
+
+Beside them are the windows' bases, as many bytes as elements but read again and again by all
+tiles, so that they stay in the cache; an entry of `dense` (2 bytes, twice written and once read
+when encoding); in `max` a byte in a list for each element that the first level hands on.
+
+For gfx942 the kernels are compiled, without PTX, and use no scratch memory; none has run there.
 """
 
 

@@ -25,6 +25,9 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
+_JUMP = re.compile(r"\b(?:BRA\b|CALL\.REL).*?(\.L_x_\d+)")
+"""A branch; what looks like a call is one out of a loop, where nothing returns."""
+
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -89,25 +92,47 @@ class Sass:
 
         Branches are taken or not as suits, so a loop is gone through once.
         """
+        return self._shortest(0, None, through)
+
+    def loops(self) -> list[int]:
+        """The length of each loop's body, in order of address: the shortest through all accesses.
+
+        Only innermost loops are meant. The endless one behind the end is left out.
+        """
+        bodies = []
+        for last, (text, _) in enumerate(self._lines):
+            jump = _JUMP.search(text)
+            first = self._at[jump[1]] if jump else last
+            if first < last:
+                bodies.append((first, len(self._shortest(first, last, r"\b(LDG|STG)\b"))))
+        return [length for _, length in sorted(bodies)]
+
+    @cached_property
+    def _at(self) -> dict[str, int]:
+        return {label: i for i, (_, labels) in enumerate(self._lines) for label in labels}
+
+    def _shortest(self, first: int, last: int | None, through: str) -> list[str]:
+        """From one instruction to another, or to the end."""
         lines = self._lines
-        at = {label: i for i, (_, labels) in enumerate(lines) for label in labels}
-        wanted = [i for i, (text, _) in enumerate(lines) if re.search(through, text)]
+        span = range(first, len(lines) if last is None else last + 1)
+        wanted = [i for i in span if re.search(through, lines[i][0])]
         goals = {i: 1 << k for k, i in enumerate(wanted)}
         complete = (1 << len(goals)) - 1
         came_from: dict[tuple[int, int], tuple[int, int] | None] = {}
-        queue: list[tuple[int, tuple[int, int], tuple[int, int] | None]] = [(0, (0, 0), None)]
+        queue: list[tuple[int, tuple[int, int], tuple[int, int] | None]] = [(0, (first, 0), None)]
         while queue:
             length, state, previous = heappop(queue)
-            if state in came_from:
+            if state in came_from or state[0] not in span:
                 continue
             came_from[state] = previous
             i, done = state[0], state[1] | goals.get(state[0], 0)
             text = lines[i][0]
-            if done == complete and re.search(r"\bEXIT\b", text):
+            ended = re.search(r"\bEXIT\b", text) if last is None else i == last
+            if done == complete and ended:
                 return self._walked(came_from, state)
-            jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", text)
+            jump = _JUMP.search(text)
             if jump:
-                heappush(queue, (length + 1, (at[jump[1]], done), state))
+                heappush(queue, (length + 1, (self._at[jump[1]], done), state))
             conditional = text[0] == "@" or re.search(r"\bBRA\S* !?UP\d", text)
             if conditional or not re.search(r"\b(EXIT|BRA)\b", text):
                 heappush(queue, (length + 1, (i + 1, done), state))
@@ -123,6 +148,17 @@ class Sass:
             path.append(self._lines[state[0]][0])
             state = came_from[state]
         return path[::-1]
+
+
+def scratch(compiled: Any, target: str) -> dict[str, int]:
+    """Bytes of memory that a lane uses for want of registers."""
+    if target.startswith("sm"):
+        sass = Sass.of(compiled)
+        return {name: sass.used(name) for name in ("STACK", "LOCAL")}
+    found = re.findall(
+        r"\.(private_segment_fixed_size|vgpr_spill_count):\s*(\d+)", compiled.asm["amdgcn"]
+    )
+    return {name: int(size) for name, size in found}
 
 
 def accesses(instructions: list[str]) -> Counter[str]:
