@@ -220,7 +220,7 @@ class Bench:
                 bench_serve(
                     self._fleet.focus(arm).url,
                     self._setup.model,
-                    self._prompts[self._options.prompts[0]],
+                    min(self._options.prompts),
                     BUILD / f"disagg-bench-serve-{self._name}-{arm}.txt",
                 )
                 self._fleet.empty_store()

