@@ -128,16 +128,20 @@ def run_model(
     setup = Setup(models.ensure(name), step_tokens=options.step_tokens)
     bench = Bench(name, setup, link, options, measurements)
     groups = groups_of(arms, options.servers or servers_that_fit())
-    if len(groups) == 1:
+    turns = [
+        (group, repeat)
+        for repeat in range(options.repeats)
+        for group in groups
+        if any(bench.missing(group, repeat))
+    ]
+    if len(groups) == 1 and turns:
         with bench.fleet(groups[0]):
-            for repeat in range(options.repeats):
-                bench.run(groups[0], repeat)
+            for group, repeat in turns:
+                bench.run(group, repeat)
         return
-    for repeat in range(options.repeats):
-        for group in groups:
-            if any(bench.missing(group, repeat)):
-                with bench.fleet(group):
-                    bench.run(group, repeat)
+    for group, repeat in turns:
+        with bench.fleet(group):
+            bench.run(group, repeat)
 
 
 class Bench:

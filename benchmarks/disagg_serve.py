@@ -52,7 +52,8 @@ def bench_serve(url: str, model: Path, prompt_tokens: int, output: Path) -> None
         timeout=TIMEOUT_S,
         check=False,
     )
-    output.write_text(done.stdout)
+    # Before its table it prints its arguments, paths of this machine among them.
+    output.write_text(done.stdout[max(0, done.stdout.find("=====")) :])
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines()
         raise BenchServeError("\n".join(lines[-10:]))
