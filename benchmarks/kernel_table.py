@@ -182,14 +182,15 @@ BF16; a lane has 64 elements of a tile, in both directions. *vectors* are caches
 multiples of 8 aligned elements. Instructions are those of all of a program: in `dense` of a tile
 without entries, in `max` of one of real KV, with {", ".join(map(str, kernels_windowed.TYPICAL))}
 elements on levels 2 to 4, all loops gone through as often as that takes. `collect` moves entries
-and escapes next to each other (*unrolled*: the compiler has unrolled a loop over digits, so that
-rounds cannot be told apart); `windows` looks at a sample of at least 64 elements a channel.
+and escapes next to each other; `windows` looks at a sample of at least 64 elements a channel.
+Where the compiler has unrolled a loop over digits, as in `max` decode for sm_80, its rounds are
+counted as if it had not: then the figure is too high (or *unrolled*, if loops cannot be told).
 
 {windowed_table()}
 
 Elements are loaded and stored by 128 bits a lane. The low bytes and the planes are 64: a lane's 8
 neighbours are 8 bytes of each, 256 contiguous bytes of a warp, which fills whole sectors. For 128
-bits lanes would have to exchange halves, which costs more instructions than the access saves.
+bits lanes would have to exchange halves; that has not been tried.
 
 Each element of the cache and each byte of the dense streams is loaded or stored once, and that is
 the least:
