@@ -35,7 +35,7 @@ def test_nothing_set_is_a_directory_with_a_modest_pool(tmp_path):
     loaded = config({}, cache_dir=tmp_path)
     assert urls(loaded) == [f"fs://localhost:0{tmp_path}"]
     assert loaded.limit_bytes == 10 << 30
-    assert loaded.pool_bytes == 256 * MIB
+    assert loaded.pool_bytes == 64 * MIB
     assert not loaded.hot
     assert not loaded.disk
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 DEFAULT_MAX_STORE_GIB = 10.0
-MIN_POOL_BYTES = GIB // 4
+MIN_POOL_BYTES = 64 << 20  # all of it is in memory from the start
 POOL_OBJECTS = 6  # objects of the greatest size that the staging pool holds at once
 MAX_OBJECT_BYTES = (1 << 31) - 1  # LMCache writes an object's length as a signed 32-bit number
 
