@@ -215,19 +215,21 @@ def draw(timeline: Timeline, path: Path, title: str) -> None:
 
 
 def _bars(axes: Any, spans: Sequence[Span], names: Sequence[str], label: str) -> None:
-    """A row per name and thread; bars of one frame have one colour everywhere."""
-    rows = [
-        (name, thread)
+    """A row per name, of fetches per thread; bars of one frame have one colour everywhere."""
+    threads = sorted({span.thread for span in spans if span.name == "get"})
+    by_row = [
+        [span for span in spans if span.name == name and thread in (None, span.thread)]
         for name in names
-        for thread in sorted({span.thread for span in spans if span.name == name})
+        for thread in (threads if name == "get" else [None])
     ]
+    rows = [row for row in by_row if row]
     frames = list(dict.fromkeys(s.arguments["frame"] for s in spans if "frame" in s.arguments))
-    for height, (name, thread) in enumerate(rows):
-        for place, span in enumerate(s for s in spans if (s.name, s.thread) == (name, thread)):
+    for height, row in enumerate(rows):
+        for place, span in enumerate(row):
             frame = span.arguments.get("frame")
             color = f"C{frames.index(frame) % 10}" if frame else ("0.45", "0.65")[place % 2]
             axes.barh(height, span.end - span.start, left=span.start, color=color, height=0.8)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [row[0].name for row in rows])
     axes.invert_yaxis()
     axes.set_ylabel(label)
 
