@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from slow_link import SlowLink
 from storage_helpers import BlackHole, lm_server, opened, put, redis_server, wait_for
 from vllm_splitzip.choice.clock import BusyClock
+from vllm_splitzip.choice.costs import Link
 from vllm_splitzip.codec import host
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.modes import MODES
@@ -24,6 +26,7 @@ from vllm_splitzip.connector.loader import Loader
 from vllm_splitzip.connector.measured import MeasuredStore, round_trip_s
 from vllm_splitzip.connector.messages import LoadFrame, LoadJob, SaveFrame
 from vllm_splitzip.connector.pages import host_pages
+from vllm_splitzip.connector.reports import FRESH_S, PERIOD_S, LinkReports
 from vllm_splitzip.connector.saver import Saver
 from vllm_splitzip.connector.speeds import Speed, measure, sample_like
 from vllm_splitzip.connector.stats import SplitZipPromMetrics, SplitZipStats
@@ -44,7 +47,7 @@ FRAME_BYTES = LAYERS * 2 * torch.Size(SHAPE).numel() // FRAMES
 class Rank:
     """What a worker has: pages, store, saver, loader."""
 
-    def __init__(self, extra, codec):
+    def __init__(self, extra, codec, now=time.time):
         host.warm_up()
         self.caches = {
             f"layer{n}": sample_like(torch.empty(SHAPE, dtype=torch.bfloat16), BLOCKS, "auto")
@@ -66,7 +69,8 @@ class Rank:
                 self.counters,
                 is_host=True,
             )
-            store, codec = MeasuredStore(store, self.auto.puts, self.auto.gets), self.auto.mode
+            reports = LinkReports(store, note_key, now)
+            store, codec = MeasuredStore(store, self.auto, reports), self.auto.mode
         self.writer = Writer(store, self.counters, 1 << 30)
         self.saver = Saver(
             GEOMETRY, self.pages, KEYS, self.writer, streams, self.counters,
@@ -120,13 +124,17 @@ class Rank:
         self.store.close()
 
 
+def note_key(digest):
+    return KEYS.object_key(digest, 0)
+
+
 def key_of(turn, frame):
     return (turn * FRAMES + frame + 1).to_bytes(32, "big")
 
 
 @contextmanager
-def rank(extra, codec="auto"):
-    opened = Rank(extra, codec)
+def rank(extra, codec="auto", **options):
+    opened = Rank(extra, codec, **options)
     try:
         yield opened
     finally:
@@ -238,10 +246,11 @@ def test_a_put_that_was_given_up_late_counts_and_one_that_was_refused_does_not(t
     link = SlowLink(server.port, 1e5)
     data = bytes(300_000)
     seen = []
-    puts = BusyClock(lambda nbytes, seconds: seen.append((nbytes, seconds)))
+    auto = AutoCodec({"raw": Speed(1e9, 1e9)}, {}, 1 << 20, 0.0, Counters(), is_host=True)
+    auto.puts = auto.gets = BusyClock(lambda nbytes, seconds: seen.append((nbytes, seconds)))
     try:
         with opened({"lmcache.remote_url": f"redis://127.0.0.1:{link.port}"}) as store:
-            measured = MeasuredStore(store, puts, puts)
+            measured = MeasuredStore(store, auto, LinkReports(store, note_key))
             assert not measured.put(KEYS.object_key(bytes(32), 0), [data], len(data), 1.2)
             [(nbytes, seconds)] = seen
             assert (nbytes, seconds >= 1.2) == (300_000, True)
@@ -279,6 +288,60 @@ def test_what_is_in_use_is_a_metric():
     assert in_use() == dict.fromkeys(MODES, 0) | {"fast": 1, "max": 1}
     switches = "vllm:splitzip_codec_switches_total"
     assert registry.get_sample_value(switches, {"model": "m", "engine": "0"}) == 1
+
+
+def test_a_slow_link_on_the_side_that_loads_is_heard_of(tmp_path, caplog):
+    """The store is beside the engine that stores: only the other sees what the link is like."""
+    caplog.set_level("INFO")
+    server = redis_server(tmp_path)
+    link = SlowLink(server.port, 20e6)
+    clock = [1.7e9]
+    near, far = (f"redis://127.0.0.1:{port}" for port in (server.port, link.port))
+    try:
+        with (
+            rank({"lmcache.remote_url": near}, now=lambda: clock[0]) as first,
+            rank({"lmcache.remote_url": far}, now=lambda: clock[0]) as last,
+        ):
+            for turn in range(6):
+                there_and_back([first, last], [turn])
+                clock[0] += PERIOD_S
+            assert first.auto.get_link is None, "nothing was loaded here"
+            assert first.auto.mode in ("dense", "max"), changes(caplog)
+    finally:
+        link.close()
+        server.kill()
+
+
+def test_notes_of_links(tmp_path):
+    clock = [1000 * PERIOD_S]
+    with opened({"lmcache.remote_url": f"fs://localhost:0{tmp_path}"}) as store:
+        one, other = (LinkReports(store, note_key, lambda: clock[0]) for _ in range(2))
+        assert other.latest() is None
+        one.publish(Link(0.5, 1e6))
+        one.publish(Link(0.5, 2e6))  # passed over: one in a period
+        assert other.latest() is None, "asks the store seldom"
+        clock[0] += PERIOD_S
+        assert other.latest() == Link(0.5, 1e6)
+        for path in tmp_path.glob("*.data"):
+            path.write_bytes(path.read_bytes()[:-1])
+        clock[0] += PERIOD_S / 2
+        assert other.latest() == Link(0.5, 1e6), "a note that is damaged changes nothing"
+        one.publish(Link(0.25, 3e6))
+        assert len(list(tmp_path.glob("*.data"))) == 1, "the note before is gone"
+        clock[0] += PERIOD_S / 2
+        assert other.latest() == Link(0.25, 3e6)
+        clock[0] += FRESH_S
+        assert other.latest() is None, "too old to tell"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x00", [1], [1.0, 0.0], [-1.0, 1.0], {}, 3])
+def test_a_note_of_somebody_elses_is_none(data, tmp_path):
+    data = data if isinstance(data, bytes) else msgpack.packb(data)
+    with opened({"lmcache.remote_url": f"fs://localhost:0{tmp_path}"}) as store:
+        reports = LinkReports(store, note_key, lambda: 0.0)
+        if data:
+            store.put(reports._key(0), [data], len(data), 5.0)
+        assert reports.latest() is None
 
 
 def test_what_no_mode_codes_stays_raw():

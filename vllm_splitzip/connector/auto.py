@@ -1,8 +1,9 @@
 """`codec: auto`: the mode that the link and this machine's codec are worth, now.
 
 Measured are all real puts, gets, encodes and decodes, and how small frames become. A put is timed
-over all tiers of the store, a get over the one that answered; while nothing has been loaded here,
-gets are taken to be as puts.
+over all tiers of the store, a get over the one that answered. Gets of other engines count too, as
+`reports.py` hands them on, and of both the slower; while nothing has been loaded anywhere, gets are
+taken to be as puts.
 
 What modes that are not in use would cost is known from start-up, where each coded made-up KV cache;
 how much slower than there this machine codes under load is taken to be the same for all. How small
@@ -78,7 +79,8 @@ class AutoCodec:
         }
         self._encoding, self._decoding = Quotient(window=LAYERS), Quotient()
         self._put, self._get = LinkEstimate(latency_s), LinkEstimate(latency_s)
-        self._seen = 0
+        self._heard: Link | None = None
+        self._seen: tuple[int, Link | None] = 0, None
         self._frames = 0
         self._probes_due = 0.0
         self._random = random.Random(0)
@@ -121,6 +123,17 @@ class AutoCodec:
             mode = self._random.choice(unknown or others)
             return self.mode, self._random.randrange(layers), mode
 
+    @property
+    def get_link(self) -> Link | None:
+        """How fast loads go here; None until there have been a few."""
+        with self._lock:
+            return self._get.link() if self._get.seen >= ENOUGH else None
+
+    def heard(self, get: Link | None) -> None:
+        """Take in how fast loads go in an engine that shares the store; None where none says."""
+        with self._lock:
+            self._heard = get
+
     def encoded(self, nbytes_by_mode: Mapping[str, int], seconds: float) -> None:
         """A layer has been coded: bytes of KV cache by mode, and seconds in all."""
         if self._is_host:
@@ -159,12 +172,13 @@ class AutoCodec:
             self._decodes.leave(expected_s)
 
     def _decide(self) -> None:
-        seen = self._put.seen + self._get.seen
+        seen = self._put.seen + self._get.seen, self._heard
         put = self._put.link()
         if put is None or self._put.seen < ENOUGH or seen == self._seen:
             return
         self._seen = seen
-        get = self._get.link()
+        gets = [get for get in (self._get.link(), self._heard) if get is not None]
+        get = max(gets, key=lambda link: link.seconds(self._frame_bytes), default=None)
         path = Path(put, get or put, self._frame_bytes, FRAMES)
         codecs = {mode: self._codec(mode) for mode in self._speeds}
         totals = costs(codecs, path)

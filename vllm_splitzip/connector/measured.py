@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from ..choice.clock import BusyClock
 from ..storage.base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
+from .auto import AutoCodec
+from .reports import LinkReports
 
 LATE_S = 1.0
 """A put that was given up after so long says how slow the link is; one refused at once does not."""
@@ -34,14 +35,17 @@ class MeasuredStore(Store):
 
     Parameters
     ----------
-    puts, gets
+    auto
         Told the bytes of each object, and while they are under way.
+    reports
+        Between `auto` and those of other engines.
     """
 
-    def __init__(self, store: Store, puts: BusyClock, gets: BusyClock) -> None:
+    def __init__(self, store: Store, auto: AutoCodec, reports: LinkReports) -> None:
         self._store = store
-        self._puts = puts
-        self._gets = gets
+        self._auto = auto
+        self._reports = reports
+        self._puts, self._gets = auto.puts, auto.gets
 
     def contains(self, keys: Sequence[ObjectKey], timeout_s: float) -> list[bool]:
         return self._store.contains(keys, timeout_s)
@@ -53,6 +57,9 @@ class MeasuredStore(Store):
             fetched = self._store.get(key, timeout_s)
         finally:
             self._gets.leave(fetched.data.nbytes if fetched is not None else 0)
+        link = self._auto.get_link
+        if link is not None:
+            self._reports.publish(link)
         return fetched
 
     def put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, timeout_s: float) -> bool:
@@ -64,6 +71,7 @@ class MeasuredStore(Store):
         finally:
             counts = stored or time.monotonic() - begin > LATE_S
             self._puts.leave(nbytes if counts else 0)
+        self._auto.heard(self._reports.latest())
         return stored
 
     def remove(self, key: ObjectKey) -> None:

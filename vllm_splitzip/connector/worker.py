@@ -24,6 +24,7 @@ from .measured import MeasuredStore, round_trip_s
 from .messages import Step
 from .namespace import namespace_of
 from .pages import Pages, host_pages
+from .reports import LinkReports
 from .saver import Saver
 from .speeds import measure_like
 from .streams import Backlog, DeviceStreams, HostStreams, Streams
@@ -106,7 +107,8 @@ class WorkerHalf:
         book, store, auto, mode = self._codebook(), self._store, None, self._settings.codec
         if mode == AUTO:
             auto = self._auto(kv_caches, pages, book, streams, frame_bytes)
-            store, mode = MeasuredStore(store, auto.puts, auto.gets), auto.mode
+            reports = LinkReports(store, lambda digest: self._keys.object_key(digest, 0))
+            store, mode = MeasuredStore(store, auto, reports), auto.mode
         else:
             self._counters.add(**{f"codec_{mode}": 1})
         self._writer = Writer(store, self._counters, waiting_frames * frame_bytes, self._trace)
