@@ -183,6 +183,70 @@ def overhead(data: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+def disagg(data: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "Two vLLM servers in network namespaces with a shaped link between them, the store beside "
+        "the prefill server, vLLM's own `toy_proxy_server.py` in front. Medians; least and "
+        "greatest in brackets. *At decode*: from the request's arrival at the decode server to its "
+        "first token. *Tokens*: those of a server alone, `equal` but for differences that start at a tie "
+        "in BF16."
+    )
+    for model in dict.fromkeys(row["model"] for row in data["rows"]):
+        yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
+    yield table(
+        (
+            "model", "prompt", "link", "arm", "first token, s", "at decode, s", "over link, MB",
+            "on link, s", "codec, s", "requests/s", "tokens",
+        ),
+        (
+            (
+                row["model"], f"{row['prompt_tokens']:,}", row["link"], f"`{row['arm']}`",
+                _spread(row, "ttft_s"), _spread(row, "decode_ttft_s"),
+                f"{row['link_bytes'] / 1e6:.2f}", _spread(row, "link_s"), f"{row['codec_s']:.3f}",
+                "" if row["rps"] is None else f"{row['rps']:.2f}",
+                _tokens(row),
+            )
+            for row in data["rows"]
+        ),
+    )  # fmt: skip
+    for served in sorted(BUILD.glob("disagg-bench-serve-*.txt")):
+        yield f"`vllm bench serve` through the proxy, {served.stem.removeprefix('disagg-bench-serve-')}:"
+        yield f"```\n{served.read_text().strip()}\n```"
+    for drawn in sorted(BUILD.glob("timeline-*.png")):
+        yield f"A request, from both sides' traces (`python -m benchmarks.timeline`), {drawn.stem}:"
+        yield picture(drawn.name, drawn.stem)
+
+
+def _tokens(row: Mapping[str, Any]) -> str:
+    if row["tokens_identical"]:
+        return "identical"
+    return "equal" if row["tokens_equal"] else "no"
+
+
+def _spread(row: Mapping[str, Any], name: str) -> str:
+    """Median, least and greatest."""
+    least, greatest = row["spread"][name]
+    return f"{row[name]:.2f} [{least:.2f} - {greatest:.2f}]"
+
+
+def memory(data: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{data['prompts']} prompts of {data['prompt_tokens']} tokens at once, "
+        f"{data['in_flight_bytes'] / 1e6:.0f} MB of KV cache in flight, codec `{data['codec']}`. "
+        "*Over*: more than the worker without a connector, by KV cache in flight."
+    )
+    yield table(
+        ("worker", "idle, MB", "peak, MB", "idle over", "peak over"),
+        (
+            (
+                row["server"], f"{row['idle_bytes'] / 1e6:.0f}", f"{row['peak_bytes'] / 1e6:.0f}",
+                f"{row['idle_over']:.2f}", f"{row['peak_over']:.2f}",
+            )
+            for row in data["rows"]
+        ),
+    )  # fmt: skip
+
+
 Show = Callable[[Mapping[str, Any]], Lines]
 
 SECTIONS: tuple[tuple[str, str, str, Show], ...] = (
@@ -201,6 +265,8 @@ SECTIONS: tuple[tuple[str, str, str, Show], ...] = (
         analysis,
     ),
     ("A request without a hit", "overhead.json", "python -m benchmarks.overhead", overhead),
+    ("A worker's memory", "memory.json", "python -m benchmarks.memory", memory),
+    ("Prefill and decode on two machines", "disagg.json", "python -m benchmarks.disagg", disagg),
 )
 
 if __name__ == "__main__":
