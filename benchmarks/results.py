@@ -187,9 +187,9 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Two vLLM servers in network namespaces with a shaped link between them, the store beside "
         "the prefill server, vLLM's own `toy_proxy_server.py` in front. Medians; least and "
-        "greatest in brackets. *At decode*: from the request's arrival at the decode server to its "
-        "first token. *Tokens*: those of a server alone, `equal` but for differences that start at a tie "
-        "in BF16."
+        "greatest in brackets. *At decode*: from the request's arrival at the decode server to "
+        "its first token. *Tokens*: those of a server alone, `equal` but for differences that "
+        "start at a tie in BF16."
     )
     for model in dict.fromkeys(row["model"] for row in data["rows"]):
         yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
@@ -210,7 +210,8 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
         ),
     )  # fmt: skip
     for served in sorted(BUILD.glob("disagg-bench-serve-*.txt")):
-        yield f"`vllm bench serve` through the proxy, {served.stem.removeprefix('disagg-bench-serve-')}:"
+        arm = served.stem.removeprefix("disagg-bench-serve-")
+        yield f"`vllm bench serve` through the proxy, {arm}:"
         yield f"```\n{served.read_text().strip()}\n```"
     for drawn in sorted(BUILD.glob("timeline-*.png")):
         yield f"A request, from both sides' traces (`python -m benchmarks.timeline`), {drawn.stem}:"
