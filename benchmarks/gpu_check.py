@@ -42,7 +42,7 @@ def use_checkout() -> None:
 
 
 def exactness(device: Any, tiny: bool) -> list[dict[str, Any]]:
-    from . import gpu_exact
+    from .gpu import exact as gpu_exact
 
     done = []
     for name, wrong in gpu_exact.checks(device, tiny):
@@ -60,8 +60,9 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
 
     from vllm_splitzip.codec.scheme import SCHEMES
 
-    from . import gpu_time, gpu_time_windowed
-    from .gpu_data import BOOKS, LAYOUTS
+    from .gpu import times as gpu_time
+    from .gpu import times_windowed as gpu_time_windowed
+    from .gpu.data import BOOKS, LAYOUTS
 
     block = TINY_BLOCK if tiny else BLOCK
 

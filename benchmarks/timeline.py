@@ -22,9 +22,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks import models, texts
-from benchmarks.disagg_client import Answer, Prompt, ask
-from benchmarks.disagg_link import DECODE, PREFILL, Link, LinkError, Traffic
-from benchmarks.disagg_servers import BUILD, CODECS, Fleet, Setup, end_tidily
+from benchmarks.disagg.client import Answer, Prompt, ask
+from benchmarks.disagg.link import DECODE, PREFILL, Link, LinkError, Traffic
+from benchmarks.disagg.servers import BUILD, CODECS, Fleet, Setup, end_tidily
 
 TRACES = BUILD / "disagg-traces"
 WARM_UP_REQUESTS = 3

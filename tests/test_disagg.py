@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import disagg_table, timeline
-from benchmarks.disagg_client import Answer, is_tie, same_tokens
-from benchmarks.disagg_link import Traffic, bits_per_second
-from benchmarks.disagg_servers import ARMS, groups_of, servers_of
+from benchmarks import timeline
+from benchmarks.disagg import table
+from benchmarks.disagg.client import Answer, is_tie, same_tokens
+from benchmarks.disagg.link import Traffic, bits_per_second
+from benchmarks.disagg.servers import ARMS, groups_of, servers_of
 
 
 def bf16(bits):
@@ -107,7 +108,7 @@ def test_rows_are_medians_in_the_order_of_links_and_arms(tmp_path):
         for link in ("unshaped", "1gbit", "20mbit")
         for arm, ttft_s, nbytes in (("fast", 1.0, 75_000_000), ("raw", 1.5, 100_000_000))
     ]
-    rows = disagg_table.rows(measurements)
+    rows = table.rows(measurements)
     assert [(row.link, row.arm) for row in rows] == [
         (link, arm) for link in ("20mbit", "1gbit", "unshaped") for arm in ("raw", "fast")
     ]
@@ -115,13 +116,13 @@ def test_rows_are_medians_in_the_order_of_links_and_arms(tmp_path):
     assert (raw.ttft_s, raw.spread["ttft_s"], raw.repeats, raw.rps) == (3.0, (1.5, 4.5), 3, 2.0)
     assert raw.tokens_equal
     assert not raw.tokens_identical
-    text = disagg_table.text(rows)
+    text = table.text(rows)
     assert "| 1.50 x | 1/1.333 | tie |" in text
     # At a rate where only bytes count, speed-up is their ratio.
     unshaped = {row.arm: row for row in rows if row.link == "unshaped"}
-    slow = [disagg_table.predicted_ttft_s(unshaped[arm], 1e3) for arm in ("raw", "fast")]
+    slow = [table.predicted_ttft_s(unshaped[arm], 1e3) for arm in ("raw", "fast")]
     assert math.isclose(slow[0] / slow[1], 4 / 3, rel_tol=1e-4)
-    disagg_table.plot(rows, tmp_path)
+    table.plot(rows, tmp_path)
     assert (tmp_path / "disagg-m.png").stat().st_size > 10_000
 
 

@@ -18,8 +18,9 @@ from typing import Any, Self
 import psutil
 import redis
 
-from benchmarks import nixl, vllm_scripts
-from benchmarks.disagg_link import DECODE, PREFILL, Side
+from benchmarks import vllm_scripts
+from benchmarks.disagg import nixl
+from benchmarks.disagg.link import DECODE, PREFILL, Side
 from benchmarks.once import REPO_ROOT
 from benchmarks.servers import ProxyServer, Server, VllmServer
 

@@ -1,4 +1,4 @@
-"""As `gpu_exact.py`, for modes `dense` and `max`, and for `fast` where it is one of windows."""
+"""As `exact.py`, for modes `dense` and `max`, and for `fast` where it is one of windows."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +15,7 @@ from vllm_splitzip.codec.reference import dense as reference_dense
 from vllm_splitzip.codec.reference import max as reference_max
 from vllm_splitzip.codec.scheme import DENSE, FAST, MAX, Scheme
 
-from .gpu_bits import (
+from .bits import (
     UNTOUCHED,
     Different,
     coded_by_device,
@@ -24,7 +24,7 @@ from .gpu_bits import (
     same_bits,
     same_streams,
 )
-from .gpu_data import INTEGERS, LAYOUTS, as_integers, channels_like
+from .data import INTEGERS, LAYOUTS, as_integers, channels_like
 
 Shape = tuple[int, int, int]
 

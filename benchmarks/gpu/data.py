@@ -7,7 +7,7 @@ import torch
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.scheme import Scheme
 
-from .gpu_bits import FORMATS
+from .bits import FORMATS
 
 BOOKS = {
     "zero-window": Codebook(bytes([0, *range(118, 133)])),

@@ -1,6 +1,6 @@
 """Prefill and decode on two servers, over links of several rates: what compression is worth there.
 
-Two network namespaces with a shaped link between them stand for two machines (`disagg_link`). The
+Two network namespaces with a shaped link between them stand for two machines (`link.py`). The
 prefill server and the store are on one side, the decode server on the other, vLLM's own
 toy_proxy_server.py in front of both. Every prompt is asked of every arm, one after the other:
 
@@ -27,11 +27,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks import disagg_table, models, texts
-from benchmarks.disagg_client import Answer, Prompt, ask, counters, same_tokens
-from benchmarks.disagg_link import Link, LinkError
-from benchmarks.disagg_serve import bench_serve
-from benchmarks.disagg_servers import (
+from benchmarks import models, texts
+from benchmarks.disagg import table
+from benchmarks.disagg.client import Answer, Prompt, ask, counters, same_tokens
+from benchmarks.disagg.link import Link, LinkError
+from benchmarks.disagg.serve import bench_serve
+from benchmarks.disagg.servers import (
     ARMS,
     BUILD,
     CODECS,
@@ -73,13 +74,15 @@ def main() -> None:
         sys.exit(str(error))
     finally:
         # Also when it is interrupted: what there is can be looked at.
-        rows = disagg_table.rows(measurements)
-        disagg_table.plot(rows, BUILD)
-        print(disagg_table.text(rows))
+        rows = table.rows(measurements)
+        table.plot(rows, BUILD)
+        print(table.text(rows))
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Prefill and decode over a shaped link.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.disagg", description="Prefill and decode over a shaped link."
+    )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument(
@@ -216,7 +219,7 @@ class Bench:
                 row["rps"] = self._requests_per_second(arm, tokens)
             self._measurements.append(row)
             save(self._measurements, self._options)
-            self._say(disagg_table.line(row))
+            self._say(table.line(row))
         self._link.shape(None)
         if self._options.bench_serve and repeat == 0:
             for arm in arms:
@@ -330,7 +333,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 def save(measurements: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
     """Write everything so far, so that nothing is lost when the run is ended."""
-    rows = disagg_table.rows(measurements)
+    rows = table.rows(measurements)
     result = {
         "rows": [asdict(row) for row in rows],
         "measurements": list(measurements),

@@ -12,8 +12,8 @@ from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.device.fast import device_book
 
 from . import two_pass
-from .gpu_bits import Different
-from .gpu_data import Layout, kv_like, read, write
+from .bits import Different
+from .data import Layout, kv_like, read, write
 
 BYTES_MOVED = 3.5
 """Per element, in either direction: 2 in the cache, 1 and a half in the streams."""

@@ -10,9 +10,9 @@ from vllm_splitzip.kernels.max_encode import MaxBuffers
 from vllm_splitzip.codec.device.windowed import window_rule
 from vllm_splitzip.codec.scheme import SCHEMES
 
-from .gpu_bits import Different
-from .gpu_data import as_integers, channels_like
-from .gpu_time import copy_bound, timed
+from .bits import Different
+from .data import as_integers, channels_like
+from .times import copy_bound, timed
 
 
 class WindowedCase:

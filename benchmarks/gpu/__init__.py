@@ -1,0 +1,1 @@
+"""What `benchmarks.gpu_check` does on a GPU: first the proofs, then the times."""
