@@ -10,6 +10,7 @@ machine without a GPU, under TRITON_INTERPRET=1.
 import argparse
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ def use_checkout() -> None:
 
 
 def exactness(device: Any, tiny: bool) -> list[dict[str, Any]]:
-    from .gpu import exact as gpu_exact
+    from benchmarks.gpu import exact as gpu_exact
 
     done = []
     for name, wrong in gpu_exact.checks(device, tiny):
@@ -58,11 +59,10 @@ def timings(device: Any, tiny: bool) -> Iterator[tuple[str, Callable[[], dict[st
     """(section, what measures one of its rows), the most important first."""
     from vllm_splitzip.kernels import fast_decode, fast_encode
 
+    from benchmarks.gpu import times as gpu_time
+    from benchmarks.gpu import times_windowed as gpu_time_windowed
+    from benchmarks.gpu.data import BOOKS, LAYOUTS
     from vllm_splitzip.codec.scheme import SCHEMES
-
-    from .gpu import times as gpu_time
-    from .gpu import times_windowed as gpu_time_windowed
-    from .gpu.data import BOOKS, LAYOUTS
 
     block = TINY_BLOCK if tiny else BLOCK
 
@@ -156,6 +156,12 @@ def main() -> int:
     import torch
     import triton
 
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        print(
+            "no GPU that torch can use. A rehearsal without one: "
+            "TRITON_INTERPRET=1 python -m benchmarks.gpu_check --tiny --seconds 3600"
+        )
+        return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
     print(f"{name}, torch {torch.__version__}, triton {triton.__version__}")

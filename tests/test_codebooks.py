@@ -12,6 +12,8 @@ import xxhash
 from benchmarks import models, texts
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.shipped import codebook_for, load_codebook, shipped_names
+from vllm_splitzip.commands.files import names_of
+from vllm_splitzip.commands.main import main
 from vllm_splitzip.errors import CodebookError
 
 SMOLLM2 = {
@@ -89,15 +91,65 @@ def test_calibrate_writes_a_codebook_that_can_be_used(tmp_path):
     assert content["model"] == SMOLLM2
     assert content["card"]["tokens"] == 256
     assert 0 < content["card"]["escape_rate"] < 0.01
+    ratios = content["card"]["ratios"]["bf16"]
+    assert 1.3 < ratios["fast"] < ratios["dense"] < ratios["max"]
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
     command = [sys.executable, "-m", "vllm_splitzip.commands", "calibrate"]
-    command += ["--model", str(tmp_path), "--text", "x", "--output", "y"]
+    (tmp_path / "text").write_text("text")
+    command += ["--model", str(tmp_path), "--text", str(tmp_path / "text"), "--output", "y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "cannot load the model" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["calibrate", "--output", "{}/no/book.json"], "a directory that does not exist"),
+        (["calibrate", "--output", "{}"], "a directory; expected a file"),
+        (["calibrate", "--output", "{}/book.json", "--tokens", "0"], "--tokens is 0"),
+        (["calibrate", "--output", "{}/book.json", "--max-prompts", "-1"], "--max-prompts is -1"),
+        (["calibrate", "--output", "{}/book.json", "--held-out", "{}/no"], "--held-out names"),
+        (["analyze", "--json", "{}/no/a.json"], "a directory that does not exist"),
+        (["analyze", "--picture", "{}/a.foo"], "can end in .png"),
+        (["analyze", "--tokens", "255"], "256 or more"),
+        (["analyze", "--text", "{}/text", "{}/text"], "names a file twice"),
+        (["analyze", "--text", "{}/no"], "No such file"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_model_is_loaded(
+    tmp_path, capsys, arguments, sentence
+):
+    (tmp_path / "text").write_text("text")
+    rest = [each.format(tmp_path) for each in arguments[1:]]
+    text = [] if "--text" in rest else ["--text", str(tmp_path / "text")]
+    assert main([arguments[0], "--model", "no such model", *text, *rest]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "no such model" not in error
+
+
+def test_texts_of_one_name_are_told_apart(tmp_path):
+    files = [tmp_path / folder / "text" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(file.parent.name)
+    assert names_of("--text", files) == {str(file): file for file in files}
+    assert names_of("--text", files[:1]) == {"text": files[0]}
+
+
+def test_calibrate_on_nothing_is_refused(tmp_path):
+    (tmp_path / "text").write_text("")
+    command = [sys.executable, "-m", "vllm_splitzip.commands", "calibrate"]
+    command += ["--model", str(models.ensure("smollm2-135m")), "--text", str(tmp_path / "text")]
+    command += ["--output", str(tmp_path / "book.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "texts have no tokens" in done.stderr
+    assert not (tmp_path / "book.json").exists()
 
 
 def test_analyze_measures_every_mode_and_draws(tmp_path):

@@ -107,6 +107,25 @@ def test_a_configuration_that_contradicts_itself_is_refused():
         kv_size_of(made)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_key_value_heads", -3),
+        ("head_dim", -64),
+        ("sliding_window", -5),
+        ("sliding_window", 0),
+        ("num_kv_shared_layers", 1000),
+        ("num_kv_shared_layers", -1),
+    ],
+)
+def test_a_configuration_of_impossible_numbers_is_refused(name, value):
+    made = config("llama")
+    kv_size_of(made)
+    setattr(made, name, value)
+    with pytest.raises(UnsupportedModelError, match=name):
+        kv_size_of(made)
+
+
 def test_a_model_that_transformers_does_not_know_is_read_by_its_names(tmp_path):
     content = {"model_type": "never-heard-of", "num_hidden_layers": 2, "num_attention_heads": 4}
     content |= {"num_key_value_heads": 2, "hidden_size": 256, "torch_dtype": "float16"}

@@ -16,6 +16,9 @@ _PREFIXES = {
     "Gi": 2.0**30,
     "Ti": 2.0**40,
 }
+MOST = 1e15
+"""Bytes per second that nothing does."""
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?|\.\d+) ?([kMGT]i?|Ki)?(B|bit)/s", re.ASCII)
 
 
@@ -32,10 +35,11 @@ def parse_rate(text: str) -> float:
     rate = 0.0
     if match and prefix in _PREFIXES:
         rate = float(match[1]) * _PREFIXES[prefix] / (8 if match[3] == "bit" else 1)
-    if not 0 < rate < math.inf:
+    if not 0 < rate <= MOST:
         raise SettingError(
-            f"a rate is {text!r}; allowed: a number above 0 and a unit, bytes or bits per second "
-            f"with a prefix of k, M, G, T, Ki, Mi, Gi or Ti, such as 50GB/s or 20Mbit/s"
+            f"a rate is {text!r}; allowed: a number above 0 and at most {rate_text(MOST)}, and a "
+            "unit, bytes or bits per second with a prefix of k, M, G, T, Ki, Mi, Gi or Ti, such as "
+            "50GB/s or 20Mbit/s"
         )
     return rate
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from ..errors import CodebookError, FrameLayoutError, UnknownModeError
 from .codebook import Codebook
 from .coded import Blocks, Coded
 from .cpu import fast as cpu
 from .cpu.dense import decode_dense, encode_dense
 from .cpu.max import decode_max, encode_max
 from .cpu.threads import DEFAULT_THREADS
-from .modes import mode_for
+from .modes import ITEM_BYTES, mode_for, mode_named
 from .packing import channels
 from .reference import dense as reference_dense
 from .reference import max as reference_max
@@ -18,7 +19,19 @@ from .scheme import SCHEMES, Scheme
 def encode(
     blocks: Blocks, mode: str, book: Codebook | None, threads: int = DEFAULT_THREADS
 ) -> Coded:
-    """Code `blocks` in `mode`, or in `raw` where the mode would not make them smaller."""
+    """Code `blocks` in `mode`, or in `raw` where the mode would not make them smaller.
+
+    Raises
+    ------
+    UnknownModeError
+        When there is no such mode or number format.
+    CodebookError
+        When the mode needs a codebook and there is none.
+    """
+    if blocks.format not in ITEM_BYTES:
+        raise UnknownModeError(
+            f"number format {blocks.format!r}; known: {', '.join(sorted(ITEM_BYTES))}"
+        )
     coded = _encode(blocks, mode_for(mode, blocks.format), book, threads)
     return coded if coded is not None else cpu.encode_raw(blocks, threads)
 
@@ -28,8 +41,7 @@ def _encode(blocks: Blocks, mode: str, book: Codebook | None, threads: int) -> C
         return None
     scheme = SCHEMES[mode].get(blocks.format)
     if scheme is None:
-        assert book is not None
-        return cpu.encode_fast(blocks, book, threads)
+        return cpu.encode_fast(blocks, _needed(book), threads)
     if mode == "max":
         return encode_max(blocks, scheme, threads)
     return encode_dense(blocks, scheme, mode, threads)
@@ -44,18 +56,29 @@ def decode(
     ------
     FrameLayoutError
         When the streams contradict each other or the blocks. Nothing has been written then.
+    UnknownModeError
+        When there is no such mode.
+    CodebookError
+        When the streams are read with a codebook and there is none.
     """
+    if blocks.format not in mode_named(coded.mode).streams:
+        raise FrameLayoutError(f"mode {coded.mode} does not code format {blocks.format!r}")
     if coded.mode == "raw":
         cpu.decode_raw(coded, blocks, threads)
         return
     scheme = SCHEMES[coded.mode].get(blocks.format)
     if scheme is None:
-        assert book is not None
-        cpu.decode_fast(coded, book, blocks, threads)
+        cpu.decode_fast(coded, _needed(book), blocks, threads)
     elif coded.mode == "max":
         decode_max(coded, scheme, blocks, threads)
     else:
         decode_dense(coded, scheme, blocks, threads)
+
+
+def _needed(book: Codebook | None) -> Codebook:
+    if book is None:
+        raise CodebookError("mode fast of BF16 needs a codebook; there is none")
+    return book
 
 
 def warm_up() -> None:

@@ -13,16 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..codec import host
 from ..codec.codebook import Codebook
-from ..codec.coded import Blocks
-from ..codec.packing import channels
 from ..errors import SplitZipError
 from .capture import cached_bits, load_model, prompts_of
+from .files import check_output, check_picture, check_texts, names_of
+from .sizes import FRAME_TOKENS, FrameSizes
 
-BLOCK_TOKENS = 16
-FRAME_TOKENS = 256
-MODES = ("fast", "dense", "max")
 KINDS = ("K", "V")
 
 Histogram = npt.NDArray[np.int64]
@@ -55,33 +51,45 @@ def run(options: argparse.Namespace) -> int:
     """Print the figures, and write what was asked for."""
     if options.tokens < FRAME_TOKENS:
         raise SplitZipError(f"--tokens is {options.tokens}; allowed: {FRAME_TOKENS} or more")
+    check_texts("--text", options.text)
+    files = names_of("--text", options.text)
+    check_output("--json", options.json)
+    check_picture("--picture", options.picture)
     model, tokenizer = load_model(options.model)
     by_text: dict[str, npt.NDArray[np.int64]] = {}
-    sizes = dict.fromkeys(("raw", *MODES), 0)
     books: dict[str, Codebook] = {}
-    for file in options.text:
+    sizes, tokens = FrameSizes(), 0
+    for name, file in files.items():
         ids = next(prompts_of(tokenizer, [file], options.tokens), [])
         if len(ids) < FRAME_TOKENS:
             raise SplitZipError(f"{file} has {len(ids)} tokens; at least {FRAME_TOKENS} are needed")
         layers = list(cached_bits(model, ids))
         counts = np.array([[_histogram(bits) for bits in layer] for layer in layers])
-        by_text[file.name] = counts
-        books[file.name] = Codebook.from_histogram(counts.sum(axis=(0, 1)))
-        # The book of the text before, so that no text is coded with its own.
-        other = books[list(by_text)[-2]] if len(by_text) > 1 else books[file.name]
+        by_text[name] = counts
+        books[name] = Codebook.from_histogram(counts.sum(axis=(0, 1)))
+        # The book of the text before, so that but for the first no text is coded with its own.
+        other = books[list(by_text)[max(0, len(by_text) - 2)]]
         for keys, values in layers:
-            _add_sizes(sizes, keys, values, other)
-        print(f"{file.name}: {len(ids)} tokens", flush=True)
+            sizes.add(keys, values, other)
+        tokens += len(ids)
+        print(f"{name}: {len(ids)} tokens", flush=True)
 
     rows = _layer_rows(sum(by_text.values()))  # type: ignore[arg-type]
-    ratios = {mode: sizes["raw"] / sizes[mode] for mode in MODES}
+    ratios = sizes.ratios
     carried = {
         book_text: {text: _escape_rate(book, counts) for text, counts in by_text.items()}
         for book_text, book in books.items()
     }
     _print(rows, ratios, carried)
     if options.json:
-        content = {"layers": [asdict(row) for row in rows], "ratios": ratios, "escapes": carried}
+        content = {
+            "model": Path(options.model).name,
+            "format": "bf16",
+            "tokens": tokens,
+            "layers": [asdict(row) for row in rows],
+            "ratios": ratios,
+            "escapes": carried,
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     if options.picture:
         _draw(options.picture, Path(options.model).name, rows, ratios, carried)
@@ -110,28 +118,6 @@ def _escape_rate(book: Codebook, counts: npt.NDArray[np.int64]) -> float:
     return float(1 - total[list(book.exponents)].sum() / total.sum())
 
 
-def _add_sizes(
-    sizes: dict[str, int],
-    keys: npt.NDArray[np.uint16],
-    values: npt.NDArray[np.uint16],
-    book: Codebook,
-) -> None:
-    """Count the bytes of one layer in every mode, frame by frame, tables included."""
-    if keys.shape != values.shape:
-        raise SplitZipError(f"keys {keys.shape} and values {values.shape} differ in shape")
-    heads, tokens, dims = keys.shape
-    shape = (heads, BLOCK_TOKENS, 2 * dims)
-    both = np.concatenate([keys, values], axis=2)[:, : tokens // FRAME_TOKENS * FRAME_TOKENS]
-    blocks = both.reshape(heads, -1, BLOCK_TOKENS, 2 * dims).transpose(1, 0, 2, 3)
-    pages = np.ascontiguousarray(blocks).reshape(len(blocks), -1)
-    per_frame = FRAME_TOKENS // BLOCK_TOKENS
-    for start in range(0, len(pages), per_frame):
-        run = Blocks(pages, np.arange(start, start + per_frame), "bf16", channels("tokens", shape))
-        sizes["raw"] += 2 * run.elements
-        for mode in MODES:
-            sizes[mode] += host.encode(run, mode, book if mode == "fast" else None).nbytes
-
-
 def _print(
     rows: list[LayerRow], ratios: dict[str, float], carried: dict[str, dict[str, float]]
 ) -> None:
@@ -156,10 +142,8 @@ def _draw(
     ratios: dict[str, float],
     carried: dict[str, dict[str, float]],
 ) -> None:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise SplitZipError("a picture needs matplotlib: pip install matplotlib") from error
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -189,7 +173,7 @@ def _draw(
         axes[1, 1].text(
             column, row, f"{table[row, column]:.3f}", ha="center", va="center", fontsize=7
         )
-    names = [name[:20] for name in carried]
+    names = [name if len(name) <= 20 else f"{name[:19]}…" for name in carried]
     axes[1, 1].set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
     axes[1, 1].set_yticks(range(len(names)), names, fontsize=7)
     axes[1, 1].set(title="Escapes, % (row's codebook on column's text)")

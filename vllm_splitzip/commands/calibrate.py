@@ -10,7 +10,10 @@ import numpy.typing as npt
 import xxhash
 
 from ..codec.codebook import Codebook
+from ..errors import SplitZipError
 from .capture import cached_bits, load_model, prompts_of
+from .files import check_output, check_texts
+from .sizes import FrameSizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", required=True, nargs="+", type=Path, help="text files to calibrate on"
     )
     parser.add_argument(
-        "--held-out", nargs="*", type=Path, default=[], help="text files to measure coverage on"
+        "--held-out",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="text files to measure coverage, escapes and the ratio of every mode on",
     )
     parser.add_argument("--output", required=True, type=Path, help="codebook file to write")
     parser.add_argument(
@@ -33,9 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the codebook, and print its card."""
+    for name, value in (("--tokens", options.tokens), ("--max-prompts", options.max_prompts)):
+        if value < 1:
+            raise SplitZipError(f"{name} is {value}; allowed: 1 or more")
+    check_texts("--text", options.text)
+    check_texts("--held-out", options.held_out)
+    check_output("--output", options.output)
     model, tokenizer = load_model(options.model)
+    sizes = FrameSizes()
 
-    def measure(files: list[Path], label: str) -> tuple[npt.NDArray[np.int64], int]:
+    def measure(
+        files: list[Path], label: str, book: Codebook | None = None
+    ) -> tuple[npt.NDArray[np.int64], int]:
         counts, tokens = np.zeros(256, np.int64), 0
         for number, ids in enumerate(prompts_of(tokenizer, files, options.tokens)):
             if number == options.max_prompts:
@@ -43,8 +59,13 @@ def run(options: argparse.Namespace) -> int:
             for keys, values in cached_bits(model, ids):
                 for bits in (keys, values):
                     counts += np.bincount(((bits >> 7) & 0xFF).reshape(-1), minlength=256)
+                if book is not None:
+                    sizes.add(keys, values, book)
             tokens += len(ids)
             print(f"{label}: {tokens} tokens", flush=True)
+        if not tokens:
+            names = ", ".join(map(str, files))
+            raise SplitZipError(f"the {label} texts have no tokens: {names}")
         return counts, tokens
 
     counts, tokens = measure(options.text, "calibration")
@@ -58,12 +79,14 @@ def run(options: argparse.Namespace) -> int:
         "command": "vllm-splitzip calibrate --model MODEL --text TEXT... --held-out TEXT...",
     }
     if options.held_out:
-        held_out, held_out_tokens = measure(options.held_out, "held out")
+        held_out, held_out_tokens = measure(options.held_out, "held-out", book)
         card["held_out"] = {
             "text": [path.name for path in options.held_out],
             "tokens": held_out_tokens,
             **_coverage(book, held_out),
         }
+        if sizes.ratios:  # of whole frames, and there may be none
+            card["ratios"] = {"bf16": {mode: round(r, 4) for mode, r in sizes.ratios.items()}}
     config = model.config.get_text_config()
     content = {
         "format": "bf16",

@@ -1,5 +1,6 @@
 """KV cache of real text: what a Hugging Face model caches while it reads."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,13 @@ def load_model(name: str) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (ImportError, OSError, ValueError) as error:
         raise SplitZipError(f"cannot load the model {name!r}: {error}") from error
+    own = str(getattr(model.config.get_text_config(), "dtype", None)).removeprefix("torch.")
+    if own not in ("bfloat16", "float32", "None"):
+        print(
+            f"the model is {own}, and read as bfloat16: its KV cache in vLLM is {own} too, unless "
+            "--dtype or --kv-cache-dtype says otherwise",
+            file=sys.stderr,
+        )
     if torch.cuda.is_available():
         model = model.cuda()  # type: ignore[call-arg]
     return model, tokenizer
@@ -54,10 +62,7 @@ def prompts_of(
 ) -> Iterator[list[int]]:
     """Token ids of each text, cut into pieces of at most `tokens` tokens."""
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise SplitZipError(f"cannot read the text {str(file)!r}: {error}") from error
+        text = file.read_text(encoding="utf-8", errors="replace")
         ids: list[int] = tokenizer(text)["input_ids"]
         for start in range(0, len(ids), tokens):
             yield ids[start : start + tokens]

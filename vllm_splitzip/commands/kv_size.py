@@ -136,6 +136,8 @@ def _attention_layers(config: Any, kind: str) -> list[Layers]:
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", None) is False:
         window = None
+    if window is not None:
+        window = _positive(config, "sliding_window", kind)
     types = getattr(config, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * number
@@ -148,7 +150,12 @@ def _attention_layers(config: Any, kind: str) -> list[Layers]:
             "the connector refuses them"
         )
     # The last ones may read what an earlier layer keeps.
-    kept = number - (getattr(config, "num_kv_shared_layers", None) or 0)
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    if not isinstance(shared, int) or not 0 <= shared < number:
+        raise UnsupportedModelError(
+            f"{kind} has num_kv_shared_layers {shared!r}; expected 0 to {number - 1}"
+        )
+    kept = number - shared
     own = getattr(config, "per_layer_config", None)
     layers = []
     for index, each in enumerate(types[:kept]):
@@ -160,12 +167,17 @@ def _attention_layers(config: Any, kind: str) -> list[Layers]:
 def _heads(config: Any, kind: str) -> tuple[int, int]:
     """(KV heads, elements of a key or value) of a layer."""
     queries = _positive(config, "num_attention_heads", kind)
-    dims = getattr(config, "head_dim", None) or _positive(config, "hidden_size", kind) // queries
+    if getattr(config, "head_dim", None):
+        dims = _positive(config, "head_dim", kind)
+    else:
+        dims = _positive(config, "hidden_size", kind) // queries
     if getattr(config, "new_decoder_architecture", False):  # of Falcon
         return _positive(config, "num_kv_heads", kind), dims
     if getattr(config, "multi_query", False):
         return 1, dims
-    return getattr(config, "num_key_value_heads", None) or queries, dims
+    if getattr(config, "num_key_value_heads", None):
+        return _positive(config, "num_key_value_heads", kind), dims
+    return queries, dims
 
 
 def _model_format(config: Any, kind: str) -> str:

@@ -81,7 +81,7 @@ def ratios_for(
 ) -> tuple[Mapping[str, float], str]:
     """Ratio of each mode that codes the model's number format, and where they come from."""
     if options.ratios is not None:
-        return _ratios_of_file(options.ratios, size), f"of {options.ratios}"
+        return _ratios_of_file(options.ratios, size)
     layer = size.layers[0]
     name = shipped_name_for(
         {
@@ -100,19 +100,26 @@ def ratios_for(
     return measured_ratios(name)[size.format], where
 
 
-def _ratios_of_file(path: Path, size: KVSize) -> dict[str, float]:
+MOST_RATIO = 16.0
+"""Of KV cache of which nothing but one of 16 bits is left: no codec here comes near."""
+
+
+def _ratios_of_file(path: Path, size: KVSize) -> tuple[dict[str, float], str]:
     if size.format != "bf16":
         raise SettingError(
             f"--ratios is {str(path)!r}, which is about bf16; the KV cache is {size.format}"
         )
     try:
-        ratios = json.loads(path.read_text())["ratios"]
+        content = json.loads(path.read_text())
+        ratios, model = content["ratios"], content.get("model", "an unnamed model")
         found = {mode: float(ratios[mode]) for mode in MODES if mode in ratios}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SplitZipError(
             f"--ratios is {str(path)!r}; expected a file of `analyze --json`: "
             f"{type(error).__name__} {error}"
         ) from error
-    if not found or not all(0 < ratio < math.inf for ratio in found.values()):
-        raise SplitZipError(f"--ratios is {str(path)!r}, with {ratios}; expected numbers above 0")
-    return found
+    if not found or not all(0 < ratio <= MOST_RATIO for ratio in found.values()):
+        raise SplitZipError(
+            f"--ratios is {str(path)!r}, with {ratios}; expected numbers from 0 to {MOST_RATIO:g}"
+        )
+    return found, f"of {path}, measured on {model}"
