@@ -129,6 +129,10 @@ class Server:
         self.kill()
         raise RuntimeError(f"{self._command} does not listen:\n{self._log.read_text()}")
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:

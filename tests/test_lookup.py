@@ -92,6 +92,7 @@ def test_a_silent_rank_means_a_miss_after_the_timeout(channel):
     begin = time.monotonic()
     assert answer(client, "a") == NO_HIT
     assert 0.2 <= time.monotonic() - begin < 5
+    assert client.store_health == "down"
 
 
 def test_asking_never_waits_for_a_slow_store(channel):

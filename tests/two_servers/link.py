@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 
-PIECE = 1 << 16
+PIECE = 1 << 12
 
 
 class Link:

@@ -18,6 +18,10 @@ from storage_helpers import free_port, redis_server, wait_for
 from two_servers.link import Link
 
 BLOCK = 32
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Otherwise both servers' workers pin themselves to the same cores, where the one that waits for
+frames, and polls, keeps the one that is to make them from running at all."""
+
 WAIT_S = 12.0
 """`load_timeout_s` of the decode side: how long it waits for frames that were announced."""
 
@@ -118,7 +122,7 @@ class Pair:
                 "max-num-batched-tokens": 512,
                 "logprobs-mode": "raw_logits",
             },
-            extra_environment={"VLLM_SERVER_DEV_MODE": "1"},
+            extra_environment={"VLLM_SERVER_DEV_MODE": "1", **UNBOUND},
         )
 
     @contextlib.contextmanager
@@ -185,7 +189,8 @@ class Pair:
 
         def has_some() -> bool:
             states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-            return sum(self._metric(server, state) for state in states) > 0
+            is_there = sum(self._metric(server, state) for state in states) > 0
+            return is_there or any(future.done() for future in futures)
 
         assert wait_for(has_some, 30)
         return futures
@@ -207,7 +212,10 @@ class Pair:
             client.flushall()
 
     def fresh(self) -> None:
-        """Nothing is stored, nothing cached, nothing on its way."""
+        """Nothing is stored, nothing cached, nothing on its way; the store is well."""
+        self.link.delay_s = 0.0
+        if not self.store.is_running:
+            self.store.start()
         self.settle()
         self.empty_store()
         self.forget(self.prefill, self.decode)

@@ -129,7 +129,10 @@ class LookupClient:
 
     @property
     def store_health(self) -> Health:
-        """The worst of what the ranks said of their stores with their last answers."""
+        """The worst of what the ranks said of their stores with their last answers.
+
+        A rank that did not answer in time counts as "down" until it does.
+        """
         states = self._health.values()
         return "down" if "down" in states else "read-only" if "read-only" in states else "up"
 
@@ -167,6 +170,8 @@ class LookupClient:
         if len(question.answers) < len(self._sockets):
             if time.monotonic() < question.deadline:
                 return None
+            silent = set(range(len(self._sockets))) - question.answers.keys()
+            self._health.update(dict.fromkeys(silent, "down"))
             self.forget(request_id)
             return NO_HIT
         self.forget(request_id)
