@@ -344,8 +344,9 @@ def test_a_note_of_somebody_elses_is_none(data, tmp_path):
         assert reports.latest() is None
 
 
-def test_what_no_mode_codes_stays_raw():
-    """Packed caches whose bytes no mode takes apart leave nothing to choose."""
+def test_what_no_mode_codes_stays_raw(caplog):
+    """Packed caches whose bytes no mode takes apart leave nothing to choose: which is said once."""
+    caplog.set_level("INFO")
     counters = Counters()
     auto = AutoCodec({"raw": Speed(1e9, 1e9)}, {}, 1 << 20, 0.0, counters, is_host=True)
     for _ in range(50):
@@ -353,6 +354,7 @@ def test_what_no_mode_codes_stays_raw():
         auto.puts.enter()
         auto.puts.leave(1 << 20)
     assert counters.take()["codec_switches"] == 0
+    assert caplog.text.count("goes on to store KV cache as 'raw'") == 1
 
 
 def changes(caplog):

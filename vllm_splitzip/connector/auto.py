@@ -80,6 +80,7 @@ class AutoCodec:
         self._encoding, self._decoding = Quotient(window=LAYERS), Quotient()
         self._put, self._get = LinkEstimate(latency_s), LinkEstimate(latency_s)
         self._heard: Link | None = None
+        self._explained = False
         self._seen: tuple[int, Link | None] = 0, None
         self._frames = 0
         self._probes_due = 0.0
@@ -183,22 +184,27 @@ class AutoCodec:
         codecs = {mode: self._codec(mode) for mode in self._speeds}
         totals = costs(codecs, path)
         left = self.mode
-        if self._decider.decide(totals, self._frames, min(1.0, self._put.seen / WINDOW)):
+        evidence = min(1.0, self._put.seen / WINDOW)
+        if self._decider.decide(totals, self._frames, evidence):
             self._counters.add(codec_switches=1, **{f"codec_{left}": -1, f"codec_{self.mode}": 1})
-            logger.info(
-                "SplitZip now stores KV cache as %r, no longer as %r: to store and load %d frames "
-                "of %.1f MB would take %s; puts at %s, gets %s",
-                self.mode,
-                left,
-                FRAMES,
-                self._frame_bytes / 1e6,
-                ", ".join(
-                    f"{totals[mode]:.4g} s as {mode} ({_codec_text(codecs[mode])})"
-                    for mode in sorted(totals, key=lambda mode: totals[mode])
-                ),
-                _link_text(put),
-                f"at {_link_text(get)}" if get else "taken to be alike",
-            )
+            decided = f"now stores KV cache as {self.mode!r}, no longer as {left!r}"
+        elif evidence == 1.0 and not self._explained:
+            decided = f"goes on to store KV cache as {self.mode!r}"
+        else:
+            return
+        self._explained = True
+        logger.info(
+            "SplitZip %s: storing and loading %d frames of %.1f MB takes %s; puts at %s, gets %s",
+            decided,
+            FRAMES,
+            self._frame_bytes / 1e6,
+            ", ".join(
+                f"{totals[mode]:.4g} s as {mode} ({_codec_text(codecs[mode])})"
+                for mode in sorted(totals, key=lambda mode: totals[mode])
+            ),
+            _link_text(put),
+            f"at {_link_text(get)}" if get else "taken to be alike",
+        )
 
     def _codec(self, mode: str) -> Codec:
         speed = self._speeds[mode]
