@@ -443,13 +443,65 @@ def test_a_directory_that_disappears_is_made_again(tmp_path):
         assert get(store, 2) == b"two"
 
 
-def test_a_file_of_an_older_put_is_not_deleted_by_a_slow_reader(tmp_path):
-    from vllm_splitzip.storage.janitor import _is_removed
+def test_a_file_that_was_put_meanwhile_is_not_deleted_by_a_slow_reader(tmp_path):
+    from vllm_splitzip.storage.janitor import _is_removed, identity
 
+    path, other = tmp_path / FILE.format(1), tmp_path / "new"
+    path.write_bytes(b"damage")
+    seen = identity(path)
+    other.write_bytes(b"object")
+    os.utime(other, ns=(seen[2],) * 2)
+    other.replace(path)
+    assert _is_removed(path, seen)
+    assert path.read_bytes() == b"object"
+    assert _is_removed(path, identity(path))
+    assert not path.exists()
+
+
+def test_a_put_after_a_damaged_file_was_found_is_kept(tmp_path):
+    with opened({}, cache_dir=tmp_path) as store:
+        path = tmp_path / FILE.format(1)
+        for turn in range(60):
+            assert put(store, 1, content(turn, 5000))
+            path.write_bytes(path.read_bytes()[: 40 * (turn % 3)])
+            assert get(store, 1) is None
+            assert put(store, 1, content(turn, 5000))
+            assert get(store, 1) == content(turn, 5000)
+            if turn % 2:  # what was to be done in the background has been done
+                store._remotes[0]._janitor._thread.submit(_nothing()).result(5.0)
+            assert get(store, 1) == content(turn, 5000)
+            store.remove(key(1))
+        assert store.health == "up"
+        assert idle_within(store)
+
+
+@pytest.mark.parametrize("obstacle", ["full directory", "empty directory", "fifo", "loop", "zero"])
+@pytest.mark.parametrize("first", ["get", "put"])
+def test_an_obstacle_in_the_place_of_a_frame_is_one_miss(tmp_path, obstacle, first):
     path = tmp_path / FILE.format(1)
-    path.write_bytes(b"written after the reader began")
-    assert _is_removed(path, time.time() - 1)
-    assert path.exists()
+    with opened({}, cache_dir=tmp_path) as store:
+        if "directory" in obstacle:
+            path.mkdir()
+            if obstacle.startswith("full"):
+                (path / "somebody's").touch()
+        elif obstacle == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(path if obstacle == "loop" else "/dev/zero")
+        assert store.contains([key(1)], 5.0) == [False]
+        if first == "get":
+            assert get(store, 1, timeout_s=2.0) is None
+        stored = put(store, 1, content(1, 5000), timeout_s=2.0)
+        assert stored == (get(store, 1) == content(1, 5000))
+        assert store.health == "up"
+        assert put(store, 2, content(2, 5000))
+        if obstacle.startswith("full"):
+            assert not stored
+            assert (path / "somebody's").exists()
+            shutil.rmtree(path)
+        assert wait_for(lambda: put(store, 1, content(1, 5000)))
+        assert get(store, 1) == content(1, 5000)
+        assert idle_within(store)
 
 
 def test_two_stores_in_one_process_do_not_disturb_each_other(tmp_path):

@@ -22,6 +22,7 @@ from ..errors import StoreError
 from .loop import LoopThread
 
 T = TypeVar("T")
+Seen = tuple[int, int, int]  # inode, bytes, modification time in ns
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Janitor:
         self._touched_tmp_at = -RESCAN_S
         self._thread = LoopThread("splitzip-janitor")
         self.evicted = 0
+        self.condemned: set[Path] = set()  # damaged, and about to be deleted
         self.blocked: set[Path] = set()  # where something is that no object can replace
         self._run(self._sweep, 0)
 
@@ -85,11 +87,12 @@ class Janitor:
         if self._limit is not None:
             self._soon(_touch, path)
 
-    def discard(self, path: Path, seen_at: float) -> None:
-        """Deletes what is in an object's place and cannot be read, soon, unless it was written
-        after `seen_at` (time.time). A directory with something in it stays, and is `blocked`
-        until somebody else has removed it."""
-        self._soon(self._discard, path, seen_at)
+    def discard(self, path: Path, seen: Seen | None) -> None:
+        """Deletes what is in an object's place and cannot be read, soon, unless it is no longer
+        what was `seen` there. Room that is made later is made after that: a put wins. A directory
+        with something in it stays, and is `blocked` until somebody else has removed it."""
+        self.condemned.add(path)
+        self._soon(self._discard, path, seen)
 
     def close(self) -> None:
         for path in self._tmp_paths():
@@ -110,8 +113,8 @@ class Janitor:
         with contextlib.suppress(RuntimeError):  # closed
             self._run(act, *args)
 
-    def _discard(self, path: Path, seen_at: float) -> None:
-        if _is_removed(path, seen_at):
+    def _discard(self, path: Path, seen: Seen | None) -> None:
+        if _is_removed(path, seen):
             self.blocked.discard(path)
         elif path not in self.blocked:
             self.blocked.add(path)
@@ -120,6 +123,7 @@ class Janitor:
                 "that frame is a cache miss until the directory is removed",
                 path,
             )
+        self.condemned.discard(path)
 
     def _make_room(self, nbytes: int) -> None:
         self._keep_tmp()
@@ -223,11 +227,23 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
-def _is_removed(path: Path, seen_at: float) -> bool:
-    """Deletes `path` when it is older. False when a directory is in the way."""
+def identity(path: Path) -> Seen:
+    """Which file is at `path` now. A put makes a new one.
+
+    Raises
+    ------
+    OSError
+        None is.
+    """
+    found = os.lstat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _is_removed(path: Path, seen: Seen | None) -> bool:
+    """Deletes what is at `path`, if it is what was seen. False when a directory is in the way."""
     try:
-        if not path.is_dir():
-            if path.stat().st_mtime < seen_at:
+        if path.is_symlink() or not path.is_dir():
+            if identity(path) == seen:
                 path.unlink()
                 logger.warning("deleted %s, which could not be read", path)
             return True

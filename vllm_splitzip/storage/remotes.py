@@ -21,6 +21,7 @@ from lmcache.v1.storage_backend import connector
 from ..errors import SettingError, StoreError
 from .config import Remote, StoreConfig
 from .connection import Traits
+from .fs import Files
 from .guards import check_metadata_format
 from .janitor import TMP_PREFIX, Janitor
 from .mooncake import Mooncake, fill_in, master_of
@@ -141,45 +142,23 @@ class FsTier(RemoteTier):
         tmp_name: str,
         pool: StagingPool,
     ) -> None:
-        super().__init__(label, opener, Traits(), check_metadata_format)
         self._directories = directories
         self._janitor = Janitor(directories, ".data", limit, tmp_name)
-        self._pool = pool
+
+        def files(loop: Any) -> Files:
+            return Files(opener(loop), self.path_of, self._janitor, pool)
+
+        super().__init__(label, files, Traits(), check_metadata_format)
 
     @property
     def evicted(self) -> int:
         return self._janitor.evicted
 
-    def exists(self, keys: Sequence[Any], timeout_s: float) -> list[bool]:
-        answers = super().exists(keys, timeout_s)
-        blocked = self._janitor.blocked
-        if blocked:
-            pairs = zip(keys, answers, strict=True)
-            answers = [answer and self.path_of(key) not in blocked for key, answer in pairs]
-        return answers
-
     def get(self, key: Any, timeout_s: float, late: Callable[[Any], None]) -> Any | None:
-        path = self.path_of(key)
-        if path in self._janitor.blocked:
-            return None
-        began, failures = time.time(), self._pool.failures
         obj = super().get(key, timeout_s, late)
         if obj is not None:
-            self._janitor.touch(path)
-        elif failures == self._pool.failures:
-            # Absent, or there and not readable; such a file would be found again and again.
-            self._janitor.discard(path, began)
+            self._janitor.touch(self.path_of(key))
         return obj
-
-    def put(
-        self, key: Any, obj: Any, timeout_s: float, done: Callable[[], None], *, fresh: bool
-    ) -> bool:
-        path = self.path_of(key)
-        if path in self._janitor.blocked:
-            self._janitor.discard(path, time.time())  # the next one may find it gone
-            done()
-            return False
-        return super().put(key, obj, timeout_s, done, fresh=fresh)
 
     def _is_setting_error(self, error: Exception) -> bool:
         unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
