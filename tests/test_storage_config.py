@@ -2,11 +2,13 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from storage_helpers import MIB, get, key, opened, put
 from vllm_splitzip.errors import SettingError
@@ -89,7 +91,7 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
     ("extra", "message"),
     [
         ({"lmcache.remote_ulr": "x"}, r"lmcache\.remote_ulr='x'.*Did you mean lmcache\.remote_url"),
-        ({"lmcache.max_local_cpu_size": "big"}, r"max_local_cpu_size='big'.*float"),
+        ({"lmcache.max_local_cpu_size": "big"}, r"max_local_cpu_size='big'.*a number"),
         ({"lmcache.max_local_cpu_size": -1}, r"max_local_cpu_size=-1\.0.*greater than 0"),
         ({"lmcache.max_local_cpu_size": float("nan")}, r"max_local_cpu_size=nan"),
         ({"lmcache.max_local_disk_size": -1}, r"max_local_disk_size=-1\.0"),
@@ -102,7 +104,10 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
             r"lmcache\.remote_storage_plugins='s3': .*no s",
         ),
         ({"lmcache.remote_storage_plugins": "other.x"}, r"remote_storage_plugins='other\.x'"),
-        ({"lmcache.remote_url": "audit://h:1"}, r"audit_actual_remote_url='None'"),
+        (
+            {"lmcache.remote_url": "audit://h:1"},
+            r"remote_url='audit://h:1': extra_config has no audit_actu",
+        ),
         (
             {
                 "lmcache.remote_storage_plugins": "theirs",
@@ -146,20 +151,188 @@ def test_passwords_do_not_reach_the_message():
     assert loaded.remotes[0].label == "redis://***@h:1"
 
 
-def test_variables_that_lmcache_cannot_read_are_said(monkeypatch):
-    monkeypatch.setenv("LMCACHE_MAX_LOCAL_CPU_SIZE", "plenty")
-    with pytest.raises(SettingError, match="max_local_cpu_size=None"):
-        config({})
+WRONG = [
+    ("local_cpu", "yes", r"'yes'\. Allowed: true or false"),
+    ("local_cpu", "maybe", r"'maybe'\. Allowed: true or false"),
+    ("local_cpu", 2, r"2\. Allowed: true or false"),
+    ("local_cpu", None, r"None\. Allowed: true or false"),
+    ("local_disk", True, r"True\. Allowed: the path of a directory"),
+    ("local_disk", 7, r"7\. Allowed: the path of a directory"),
+    ("local_disk", ["/a", "/b"], r"\['/a', '/b'\]\. Allowed: the path of a directory"),
+    ("max_local_disk_size", True, r"True\. Allowed: a number"),
+    ("max_local_cpu_size", "lots", r"'lots' \(.*\)\. Allowed: a number"),
+    ("max_local_cpu_size", 10**400, r"1000.*….*\. Allowed: a number"),
+    ("chunk_size", "x", r"'x' \(.*\)\. Allowed: a whole number"),
+    ("chunk_size", 1.5, r"1\.5\. Allowed: a whole number"),
+    ("chunk_size", True, r"True\. Allowed: a whole number"),
+    ("chunk_size", None, r"None\. Allowed: a whole number"),
+    ("chunk_size", 0, r"0\. Allowed: a number of tokens, at least 1"),
+    ("remote_url", True, r"True\. Allowed: text"),
+    ("remote_url", ["redis://h:1"], r"\['redis://h:1'\]\. Allowed: text"),
+    ("remote_storage_plugins", 5, r"5\. Allowed: a list of text"),
+    ("remote_storage_plugins", [5], r"\[5\]\. Allowed: a list of text"),
+    ("p2p_init_ports", [1, True], r"\[1, True\]\. Allowed: a list of whole numbers"),
+    ("extra_config", 5, r"5\. Allowed: a mapping"),
+    ("extra_config", [1], r"\[1\]\. Allowed: a mapping"),
+    ("extra_config", "{", r"'\{' \(Expecting .*\)\. Allowed: a mapping"),
+    ("extra_config", "[1]", r"'\[1\]'\. Allowed: a mapping"),
+    ("extra_config", {"splitzip_page_byte": 5}, r"\.splitzip_page_byte=5.*splitzip_page_bytes\?"),
+    ("hidden_states_retrieve_mode", "best", r"'best' \(.*prefix_strict"),
+]
 
 
-@pytest.mark.parametrize("text", [None, "a: [", "- a list", "extra_config: 7"])
-def test_a_configuration_file_that_cannot_be_read_is_said(tmp_path, monkeypatch, text):
+@pytest.mark.parametrize(
+    ("source", "name", "value", "message"),
+    [
+        (source, *wrong)
+        for wrong in WRONG
+        for source in ("file", "variable", "key")
+        if source != "variable" or isinstance(wrong[1], str)
+    ],
+)
+def test_a_value_that_lmcache_would_replace_is_refused(
+    tmp_path, monkeypatch, source, name, value, message
+):
+    extra = {}
+    if source == "file":
+        file = tmp_path / "lmcache.yaml"
+        file.write_text(yaml.safe_dump({name: value}))
+        monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+        label = f"{file}: {name}"
+    elif source == "variable":
+        label = f"LMCACHE_{name.upper()}"
+        monkeypatch.setenv(label, value)
+    else:
+        label = f"lmcache.{name}"
+        extra = {label: value}
+    with pytest.raises(SettingError, match=f"^{re.escape(label)}=?{message}"):
+        config(extra)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("local_cpu", "False", False),
+        ("local_cpu", 1, True),
+        ("max_local_cpu_size", "1.5", 1.5),
+        ("max_local_cpu_size", 2, 2.0),
+        ("chunk_size", 512.0, 512),
+        ("chunk_size", "512", 512),
+        ("lmcache_instance_id", 7, "7"),
+        ("remote_storage_plugins", "fs.a, redis", ["fs.a", "redis"]),
+        ("remote_storage_plugins", "", []),
+        ("p2p_init_ports", 5, [5]),
+        ("p2p_init_ports", "5,6", [5, 6]),
+        ("blend_thresholds", [1, 0.5], [1.0, 0.5]),
+        ("local_disk", None, None),
+        ("extra_config", None, {"save_chunk_meta": True}),
+        ("extra_config", '{"a": 1}', {"a": 1, "save_chunk_meta": True}),
+    ],
+)
+def test_every_way_of_lmcache_to_write_a_value_is_taken(tmp_path, monkeypatch, name, value, read):
+    assert getattr(config({f"lmcache.{name}": value}).lmcache, name) == read
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(yaml.safe_dump({name: value}))
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    assert getattr(config({}).lmcache, name) == read
+    if isinstance(value, str):
+        monkeypatch.setenv("LMCACHE_CONFIG_FILE", "")
+        monkeypatch.setenv(f"LMCACHE_{name.upper()}", value)
+        assert getattr(config({}).lmcache, name) == read
+
+
+def test_a_path_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with opened({"lmcache.local_disk": "rel", "lmcache.max_local_disk_size": 1}) as store:
+        assert put(store, 1, b"data")
+    assert len(list((tmp_path / "rel").glob("*.pt"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("remote_ulr: redis://h:1", r"remote_ulr='redis://h:1': LMCache has no.*mean remote_url\?"),
+        ("lmcache.local_disk: /d", r"Did you mean local_disk\?"),
+        ("enable_xpyd: true", r"Did you mean enable_pd\?"),
+        ("5: 6", r": 5=6: LMCache has no such setting\.$"),
+        ("remote_ulr: redis://me:hunter2@h:1", r"remote_ulr='redis://\*\*\*@h:1'"),
+        ("a: [", "cannot be read: .*line 1.*Expected: YAML"),
+        (b"\xff\xfe\x00junk", "cannot be read: .*Expected: YAML in UTF-8"),
+        (b"a: \xfc", "cannot be read: .*Expected: YAML in UTF-8"),
+        (None, "cannot be read: .*No such file"),
+        ("- a list", r"holds YAML=\['a list'\]. Expected: .*'name: value'"),
+        ("just text", r"holds YAML='just text'. Expected: .*'name: value'"),
+    ],
+)
+def test_a_configuration_file_that_cannot_be_right_is_said(tmp_path, monkeypatch, text, message):
     file = tmp_path / "lmcache.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
-    with pytest.raises(SettingError):
+    with pytest.raises(SettingError, match=message) as caught:
         config({})
+    assert str(file) in str(caught.value)
+
+
+def test_old_names_and_settings_of_other_parts_are_taken(tmp_path, monkeypatch):
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("ec_local_disk: /d\nec: {local_cpu: true}\nnixl_peer_port: 1\n")
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    monkeypatch.setenv("LMCACHE_PLUGIN_LOCATIONS", "/plugins")
+    assert config({}, cache_dir=tmp_path).lmcache.runtime_plugin_locations == ["/plugins"]
+
+
+def test_an_unknown_variable_is_said_once(monkeypatch, caplog):
+    monkeypatch.setenv("LMCACHE_REMOTE_ULR", "redis://me:hunter2@h:1")
+    for _ in range(3):
+        config({})
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "LMCACHE_REMOTE_ULR is not used: LMCache has no such setting. "
+        "Did you mean LMCACHE_REMOTE_URL?"
+    ]
+
+
+def test_no_variable_that_lmcache_reads_is_called_unknown(monkeypatch, caplog):
+    config({})  # imports what looks at some of them
+    import lmcache
+
+    found = set()
+    for file in Path(lmcache.__file__).parent.rglob("*.py"):
+        found |= set(re.findall(r"""["'](LMCACHE_[A-Z0-9_]*[A-Z0-9])["']""", file.read_text()))
+    assert "LMCACHE_TRACK_USAGE" in found
+    for name in found - {"LMCACHE_CONFIG_FILE"}:
+        monkeypatch.setenv(name, "1")
+    config({})
+    assert not caplog.records
+
+
+def test_what_lmcache_itself_refuses_is_said():
+    with pytest.raises(SettingError, match=r"LMCache refuses.*controller_pull_url is required"):
+        config({"lmcache.enable_controller": True, "lmcache.lmcache_instance_id": "a"})
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("fs://relative/path", "fs:///PATH"),
+        ("fs://", "fs:///PATH"),
+        ("lm://", "lm://HOST:PORT"),
+        ("lm://h", "lm://HOST:PORT"),
+        ("lm://h:99999", "lm://HOST:PORT"),
+        ("resp://", "resp://HOST:PORT"),
+        ("valkey://h", "valkey://HOST:PORT"),
+        ("s3://", "s3://BUCKET"),
+        ("unix://", "unix:///PATH"),
+        ("unix://relative.sock", "unix:///PATH"),
+    ],
+)
+def test_an_address_with_a_part_missing_is_refused(url, allowed):
+    with pytest.raises(SettingError, match=rf"lmcache\.remote_url='{url}': not a.*ed: {allowed}"):
+        config({"lmcache.remote_url": url})
+    audited = {"audit_actual_remote_url": url}
+    with pytest.raises(SettingError, match=r"audit_actual_remote_url='.*': not a whole address"):
+        config({"lmcache.remote_url": "audit://h:1", "lmcache.extra_config": audited})
 
 
 @pytest.mark.parametrize("url", ["fs://{path}", "fs://host:0{path}", "fs://host:7/{path}"])

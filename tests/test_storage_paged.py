@@ -183,7 +183,7 @@ def test_a_page_size_that_cannot_be_is_said(value):
 
 
 def test_a_region_that_is_missing_is_said():
-    with pytest.raises(SettingError, match="s3_region is required"):
+    with pytest.raises(SettingError, match="extra_config has no s3_region"):
         open_store(s3(1, s3_region=None), max_object_bytes=MIB)
 
 

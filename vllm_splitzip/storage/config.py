@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import math
@@ -13,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-from lmcache.v1.config import LMCacheEngineConfig, load_engine_config_with_overrides
-from lmcache.v1.config_base import validate_and_set_config_value
+from lmcache.v1.config import LMCacheEngineConfig
 
 from ..errors import SettingError
+from .paged import SETTING as PAGE_SETTING
 from .schemes import (
     PAGED,
     REFUSED_EXTRA,
@@ -29,6 +27,7 @@ from .schemes import (
     explain,
     redacted,
 )
+from .written import Written, read_settings
 
 Named = Callable[[str], str]
 
@@ -100,14 +99,20 @@ def load_config(
             f"one frame of this model can take {max_object_bytes / GIB:.3f} GiB, LMCache holds "
             f"objects of at most 2. Choose a smaller chunk_tokens"
         )
-    config, given = _read(extra)
+    written = read_settings(extra)
+    config, given = _config_of(written), written.keys()
 
     def named(name: str) -> str:
-        """A setting as it was written."""
-        return f"lmcache.{name}" if f"lmcache.{name}" in extra else name
+        """What a setting is called where it was written."""
+        return written[name].label if name in written else name
 
     _check_sizes(config, named)
     _refuse_foreign(config, named)
+    _check_own(config, named)
+    try:
+        config.validate()
+    except (ValueError, AssertionError) as error:
+        raise SettingError(f"LMCache refuses its settings: {explain(error)}") from error
     plugins = config.remote_storage_plugins or []
     default = not any(getattr(config, name) for name in _TIERS) and not (
         config.local_cpu and "local_cpu" in given
@@ -164,45 +169,26 @@ def load_config(
     )
 
 
-def _read(extra: Mapping[str, Any]) -> tuple[Any, set[str]]:
-    """LMCache's configuration, and the names of what somebody set in it."""
-    path = os.environ.get("LMCACHE_CONFIG_FILE")
-    try:
-        config = load_engine_config_with_overrides()
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingError(f"LMCACHE_CONFIG_FILE={path!r} cannot be read: {error}") from error
-    except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise SettingError(f"LMCache's configuration is not valid: {error!r}") from error
-    given = set(config._user_set_keys)
-    for key, value in extra.items():
-        if not key.startswith("lmcache."):
-            continue
-        name = key.removeprefix("lmcache.")
-        if name not in config._config_definitions:
-            near = difflib.get_close_matches(name, config._config_definitions)
-            hint = f" Did you mean lmcache.{near[0]}?" if near else ""
-            raise SettingError(f"{key}={value!r}: LMCache has no such setting.{hint}")
-        if not validate_and_set_config_value(config, name, value):
-            kind = config._config_definitions[name]["type"]
-            raise SettingError(f"{key}={value!r}. Allowed: {getattr(kind, '__name__', kind)}")
-        given.add(name)
+def _config_of(written: Mapping[str, Written]) -> LMCacheEngineConfig:
+    config = LMCacheEngineConfig.from_dict({name: one.value for name, one in written.items()})
     if config.remote_serde not in (None, "naive"):
         logger.warning("remote_serde=%r is not used: SplitZip is the codec", config.remote_serde)
     # LMCache caches by layer only inside its engine; for connectors it changes what is stored.
     config.use_layerwise = False
     # Without it a backend gives back objects of one fixed size.
     config.extra_config = {**(config.extra_config or {}), "save_chunk_meta": True}
-    return config, given
+    return config
 
 
 def _check_sizes(config: LMCacheEngineConfig, named: Named) -> None:
-    # A value that LMCache cannot convert becomes None there, with a line in its log.
+    if config.chunk_size < 1:
+        raise SettingError(
+            f"{named('chunk_size')}={config.chunk_size}. Allowed: a number of tokens, at least 1"
+        )
     for name in ("max_local_cpu_size", "max_local_disk_size"):
         value = getattr(config, name)
         least = "greater than 0" if name == "max_local_cpu_size" else "of at least 0"
-        if not isinstance(value, float | int) or not (
-            0 <= value < math.inf and (value > 0 or name == "max_local_disk_size")
-        ):
+        if not 0 <= value < math.inf or (value == 0 and name == "max_local_cpu_size"):
             raise SettingError(f"{named(name)}={value!r}. Allowed: a size in GB {least}")
 
 
@@ -219,6 +205,16 @@ def _refuse_foreign(config: LMCacheEngineConfig, named: Named) -> None:
     for name, why in REFUSED_EXTRA.items():
         if config.extra_config.get(name):
             raise SettingError(f"{named('extra_config')}.{name}: {why}. Leave it out")
+
+
+def _check_own(config: LMCacheEngineConfig, named: Named) -> None:
+    """Refuses what is called like a setting of this package in `extra_config`, and is none."""
+    for name, value in config.extra_config.items():
+        if str(name).startswith("splitzip_") and name != PAGE_SETTING:
+            raise SettingError(
+                f"{named('extra_config')}.{name}={value!r}: there is no such setting. "
+                f"Did you mean {PAGE_SETTING}?"
+            )
 
 
 def _plugin(config: LMCacheEngineConfig, name: str, named: Named) -> Remote:
@@ -270,6 +266,11 @@ def _remote(config: LMCacheEngineConfig, setting: str) -> Remote:
         return Remote(url, scheme, url)
     extra = config.extra_config
     actual = extra.get("audit_actual_remote_url", config.audit_actual_remote_url)
+    if not actual:
+        raise SettingError(
+            f"{setting}={redacted(url)!r}: extra_config has no audit_actual_remote_url. "
+            f"Allowed: the URL of the backend that audit:// shows the use of"
+        )
     extra["audit_actual_remote_url"] = target = _with_host(str(actual))
     kind = check_scheme("audit_actual_remote_url", target)
     if kind in (*PAGED, "mooncakestore", "audit"):
@@ -289,6 +290,11 @@ def _check_credentials(config: LMCacheEngineConfig, remote: Remote) -> None:
                 "extra_config.password: LMCache's resp backend connects to no server with a "
                 "password alone. Add extra_config.username; Redis's own user is 'default'"
             )
+    if remote.scheme == "s3" and not extra.get("s3_region"):
+        raise SettingError(
+            f"{remote.label}: extra_config has no s3_region. Allowed: the bucket's region, such "
+            f"as us-east-1"
+        )
     for name in ("valkey_username", "valkey_password"):
         if remote.scheme == "valkey" and extra.get(name):
             raise SettingError(

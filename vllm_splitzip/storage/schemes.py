@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlparse
 
 from ..errors import SettingError
 
@@ -68,6 +69,16 @@ REFUSED_EXTRA = {
     "audit_backend_enabled": "it wraps the backends of LMCache's engine. Use remote_url audit://",
 }
 
+# How to write the URLs that LMCache takes apart wrongly, or refuses with no word of what it wants.
+_FORMS = {
+    "fs": "fs:///PATH[,/PATH...] or fs://HOST:PORT/PATH[,/PATH...], with absolute paths",
+    "lm": "lm://HOST:PORT",
+    "resp": "resp://HOST:PORT",
+    "valkey": "valkey://HOST:PORT",
+    "s3": "s3://BUCKET-HOST",
+    "unix": "unix:///PATH of the server's socket",
+}
+
 PLUGIN = "plugin"  # the scheme of somebody else's remote connector ...
 STORAGE_PLUGIN = "storage-plugin"  # ... and of somebody else's storage backend
 
@@ -80,16 +91,29 @@ def check_scheme(setting: str, url: str) -> str:
     Raises
     ------
     SettingError
-        It cannot, or LMCache knows no such scheme.
+        It cannot, LMCache knows no such scheme, or a part of the address is missing.
     """
     scheme, colon, _ = url.partition("://")
     if colon and scheme in SUPPORTED:
+        if scheme in _FORMS and not _is_whole(scheme, url):
+            raise SettingError(
+                f"{setting}={redacted(url)!r}: not a whole address. Allowed: {_FORMS[scheme]}"
+            )
         return scheme
     why = REFUSED.get(scheme, "LMCache has no backend for this scheme") if colon else "no scheme"
     raise SettingError(
         f"{setting}={redacted(url)!r}: {why.format(scheme=scheme)}. "
         f"Allowed: {', '.join(f'{name}://' for name in SUPPORTED)}"
     )
+
+
+def _is_whole(scheme: str, url: str) -> bool:
+    try:
+        parsed = urlparse(url)
+        has_port = bool(parsed.hostname) and parsed.port is not None
+    except ValueError:
+        return False
+    return {"s3": bool(parsed.netloc), "unix": len(parsed.path) > 1}.get(scheme, has_port)
 
 
 def check_plugin(setting: str, name: str, has_module: bool) -> str:
@@ -122,4 +146,7 @@ def redacted(url: str) -> str:
 
 def explain(error: BaseException) -> str:
     """An error for a message: its kind, and what it says, without passwords."""
-    return redacted(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, AssertionError) and text:  # how LMCache checks some settings
+        return redacted(text)
+    return redacted(f"{kind}: {text}" if text else kind)
