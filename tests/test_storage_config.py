@@ -95,7 +95,7 @@ def test_local_cpu_has_lmcaches_own_default_size(tmp_path):
         ({"lmcache.max_local_cpu_size": -1}, r"max_local_cpu_size=-1\.0.*greater than 0"),
         ({"lmcache.max_local_cpu_size": float("nan")}, r"max_local_cpu_size=nan"),
         ({"lmcache.max_local_disk_size": -1}, r"max_local_disk_size=-1\.0"),
-        ({"lmcache.local_disk": "/d"}, r"max_local_disk_size=0\.0: local_disk is set"),
+        ({"lmcache.local_disk": "/d"}, r"local_disk='/d': max_local_disk_size is not given"),
         ({"lmcache.max_local_cpu_size": 1e-4}, r"max_local_cpu_size=0\.0001: one frame"),
         ({"lmcache.remote_url": "ftp://h:1"}, r"remote_url='ftp://h:1'.*no backend.*redis://"),
         ({"lmcache.remote_url": "nonsense"}, r"remote_url='nonsense': no scheme"),

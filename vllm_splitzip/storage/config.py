@@ -137,8 +137,9 @@ def load_config(
     disk = bool(config.local_disk)
     if disk and not config.max_local_disk_size:
         raise SettingError(
-            f"{named('max_local_disk_size')}={config.max_local_disk_size}: local_disk is set "
-            f"and may hold nothing. Allowed: a size in GB greater than 0"
+            f"{named('local_disk')}={config.local_disk!r}: {named('max_local_disk_size')} is "
+            f"{'0' if 'max_local_disk_size' in given else 'not given'}, so that it may hold "
+            f"nothing. Allowed: a size in GB greater than 0"
         )
     hot = bool(config.local_cpu) and bool({"local_cpu", "max_local_cpu_size"} & given)
     config.local_cpu = hot
