@@ -203,7 +203,7 @@ def test_server_that_stops_is_down_and_used_again_when_it_is_back(tmp_path):
             assert get(store, 2) == content(2, 100_000)
             assert get(store, 1) is None
             assert store.health == "up"
-            assert idle_within(store)
+            assert idle_within(store, 45.0)  # a call that hung gives its memory back late
     finally:
         server.kill()
 

@@ -34,6 +34,7 @@ from .schemes import explain
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
+REMOVE_S = 5.0  # on a machine where every core computes, 2 s pass without a turn
 FETCH_TRIES = 5  # others may take the memory that was there a moment before
 MAX_REMOVED = 10_000  # keys remembered as removed; beyond, the oldest may be found again
 
@@ -231,7 +232,7 @@ class LMCacheStore(Store):
         if self._disk is not None:
             self._disk.remove(name)
         for remote in self._remotes:
-            remote.remove(name, CLOSE_S)
+            remote.remove(name, REMOVE_S)
 
     def _mark_removed(self, key: ObjectKey) -> None:
         """Not every backend can delete; until it is overwritten, the key counts as absent."""
