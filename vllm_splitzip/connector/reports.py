@@ -79,19 +79,21 @@ class LinkReports:
             if is_due:
                 self._looked_at = now
         if is_due:
-            period = int(now // PERIOD_S)
-            for candidate in (period, period - 1):
-                link = self._read(candidate)
-                if link is not None:
-                    self._heard = now, link
-                    break
+            self._look(now)
         heard = self._heard
         return heard[1] if heard is not None and now - heard[0] < FRESH_S else None
 
-    def _read(self, period: int) -> Link | None:
-        key = self._key(period)
-        if not self._store.contains([key], TIMEOUT_S)[0]:
-            return None
+    def _look(self, now: float) -> None:
+        """Take the newest note that can be read: where requests are rare, it is not of late."""
+        newest = int(now // PERIOD_S)
+        keys = [self._key(newest - back) for back in range(int(FRESH_S // PERIOD_S))]
+        for back, found in enumerate(self._store.contains(keys, TIMEOUT_S)):
+            link = self._read(keys[back]) if found else None
+            if link is not None:
+                self._heard = (newest - back) * PERIOD_S, link
+                return
+
+    def _read(self, key: ObjectKey) -> Link | None:
         fetched = self._store.get(key, TIMEOUT_S)
         if fetched is None:
             return None
