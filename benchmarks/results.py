@@ -28,7 +28,8 @@ Written by `python -m benchmarks.results` from the files that the benchmarks lea
 Every figure was measured by the command named above it, on the machine named there. Compression is
 proven bit-exact in the same run before a speed is reported. Speeds on a CPU are GB/s of input,
 medians over rounds that interleave everything compared; the machine is a shared virtual one, so the
-quotient by `copy_` of the same run says more than the GB/s.
+quotient by `copy_` of the same run says more than the GB/s. [kernels.md](kernels.md) has the
+machine code of the GPU kernels.
 """
 
 
@@ -58,7 +59,7 @@ def machine() -> str:
     total = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "lmcache"))
     return (
-        f"{cores} vCPU of a {processor.strip()}, {total:.0f} GB, no GPU; "
+        f"{cores} vCPU ({processor.strip()}), {total:.0f} GB, no GPU; "
         f"Python {platform.python_version()}, {packages}"
     )
 
@@ -195,13 +196,13 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
         yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
     yield table(
         (
-            "model", "prompt", "link", "arm", "first token, s", "at decode, s", "over link, MB",
-            "on link, s", "codec, s", "requests/s", "tokens",
+            "model", "prompt", "link", "arm", "runs", "first token, s", "at decode, s",
+            "over link, MB", "on link, s", "codec, s", "requests/s", "tokens",
         ),
         (
             (
                 row["model"], f"{row['prompt_tokens']:,}", row["link"], f"`{row['arm']}`",
-                _spread(row, "ttft_s"), _spread(row, "decode_ttft_s"),
+                row["repeats"], _spread(row, "ttft_s"), _spread(row, "decode_ttft_s"),
                 f"{row['link_bytes'] / 1e6:.2f}", _spread(row, "link_s"), f"{row['codec_s']:.3f}",
                 "" if row["rps"] is None else f"{row['rps']:.2f}",
                 _tokens(row),
