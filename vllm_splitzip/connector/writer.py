@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ from .trace import OFF, Trace
 logger = logging.getLogger(__name__)
 
 PUT_TIMEOUT_S = 30.0
+
+AGAIN_S = 10.0
+"""A frame that is handed over again so soon after it was put is put only if it is gone."""
+
+CONTAINS_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Writer:
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
         self._waiting: set[ObjectKey] = set()
+        self._put_at: OrderedDict[ObjectKey, float] = OrderedDict()
         self._lock = threading.Lock()
         self._warned = False
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -102,6 +109,8 @@ class Writer:
             del item  # Its streams are not to stay in memory until the next one comes.
 
     def _store_one(self, item: _Item) -> None:
+        if self._is_there(item.key):
+            return
         start = time.perf_counter()
         name = item.key.chunk_hash.hex()[:8]
         with self._trace.span("pack", frame=name):
@@ -110,6 +119,7 @@ class Writer:
             stored = self._store.put(item.key, parts, nbytes, PUT_TIMEOUT_S)
         seconds = time.perf_counter() - start
         if stored:
+            self._put_at[item.key] = time.monotonic()
             self._counters.add(
                 frames_saved=1,
                 raw_bytes_saved=item.raw_bytes,
@@ -118,3 +128,18 @@ class Writer:
             )
         else:
             self._counters.add(frames_dropped=1, put_seconds=seconds)
+
+    def _is_there(self, key: ObjectKey) -> bool:
+        """Whether the frame was put a moment ago and still is in the store.
+
+        A request that looked for it before that, and did not find it, has it stored once more.
+        """
+        now = time.monotonic()
+        while self._put_at and next(iter(self._put_at.values())) < now - AGAIN_S:
+            self._put_at.popitem(last=False)
+        # Gone from here, so that it goes to the end when it is put again.
+        was_put = self._put_at.pop(key, None)
+        if was_put is None or not self._store.contains([key], CONTAINS_TIMEOUT_S)[0]:
+            return False
+        self._put_at[key] = now
+        return True
