@@ -2,7 +2,9 @@
 
 Two network namespaces with a shaped link between them stand for two machines (`link.py`). The
 prefill server and the store are on one side, the decode server on the other, vLLM's own
-toy_proxy_server.py in front of both. Every prompt is asked of every arm, one after the other:
+toy_proxy_server.py in front of both. Every prompt is asked of every arm, one after the other, and
+then all of it again; where memory is short, arms with a codec and arms without have their turns one
+after the other. `auto` gets a few requests on each link before it counts.
 
 | arm                           | how the decode server comes by the prompt's KV cache             |
 |-------------------------------|------------------------------------------------------------------|
@@ -20,7 +22,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,12 @@ from benchmarks.disagg.servers import (
     servers_of,
     servers_that_fit,
 )
+from vllm_splitzip.connector.reports import PERIOD_S
 from vllm_splitzip.errors import SettingError
-from vllm_splitzip.settings import Settings
+from vllm_splitzip.settings import AUTO, Settings
 
-LINKS = ("20mbit", "50mbit", "200mbit", "1gbit", "unshaped")
+UNSHAPED = table.UNSHAPED
+LINKS = ("20mbit", "50mbit", "200mbit", "1gbit", UNSHAPED)
 PROMPT_TOKENS = (500, 1000, 1900)
 RESULT = BUILD / "disagg.json"
 
@@ -59,6 +63,10 @@ COUNTED_S = 10.0
 
 WARM_UP_TOKENS = (320, None)
 """Of the longest prompt, in the requests that come first."""
+
+SETTLING = 3
+"""Requests of the longest prompt by which `auto` gets to know a link. Each of them is asked when
+the decode side may tell of the link again."""
 
 
 def main() -> None:
@@ -92,9 +100,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--step-tokens", type=int, default=512, help="tokens prefilled at once")
-    parser.add_argument("--concurrency", type=int, default=4, help="requests at once; 0: none")
+    parser.add_argument("--concurrency", type=int, default=4, help="requests at once")
     parser.add_argument(
         "--rps-repeats", type=int, default=1, help="repeats in which requests per second count"
+    )
+    parser.add_argument(
+        "--rps-prompts", nargs="+", type=int, help="prompts of which they count; default: all"
     )
     parser.add_argument("--servers", type=int, help="most vLLM servers at a time")
     parser.add_argument("--resume", action="store_true", help="keep what was measured before")
@@ -127,24 +138,13 @@ def run_model(
     options: argparse.Namespace,
     measurements: list[dict[str, Any]],
 ) -> None:
-    """Measure one model, repeat by repeat, with as many servers alive as memory allows."""
+    """Measure one model, with as many servers alive as memory allows."""
     setup = Setup(models.ensure(name), step_tokens=options.step_tokens)
     bench = Bench(name, setup, link, options, measurements)
-    groups = groups_of(arms, options.servers or servers_that_fit())
-    turns = [
-        (group, repeat)
-        for repeat in range(options.repeats)
-        for group in groups
-        if any(bench.missing(group, repeat))
-    ]
-    if len(groups) == 1 and turns:
-        with bench.fleet(groups[0]):
-            for group, repeat in turns:
-                bench.run(group, repeat)
-        return
-    for group, repeat in turns:
-        with bench.fleet(group):
-            bench.run(group, repeat)
+    for group in groups_of(arms, options.servers or servers_that_fit()):
+        if any(bench.missing(group)):
+            with bench.fleet(group):
+                bench.run(group)
 
 
 class Bench:
@@ -186,42 +186,34 @@ class Bench:
         self._say(f"ready after {time.monotonic() - started:.0f} s")
         return self._fleet
 
-    def missing(self, arms: Sequence[str], repeat: int) -> Iterator[tuple[str, int, str]]:
-        """(link, prompt tokens, arm) not measured yet in a repeat, in their order."""
+    def missing(self, arms: Sequence[str]) -> list[tuple[str, int, int, str]]:
+        """(link, repeat, prompt tokens, arm) not measured yet, in their order."""
         there = {
-            (row["link"], row["prompt_tokens"], row["arm"])
+            (row["link"], row["repeat"], row["prompt_tokens"], row["arm"])
             for row in self._measurements
-            if (row["model"], row["repeat"]) == (self._name, repeat)
+            if row["model"] == self._name
         }
-        turn = repeat % len(arms)
+        cells = []
         for link in self._options.links:
-            for tokens in self._options.prompts:
-                # Another arm first in each repeat.
-                for arm in [*arms[turn:], *arms[:turn]]:
-                    if (link, tokens, arm) not in there:
-                        yield link, tokens, arm
+            for repeat in range(self._options.repeats):
+                turn = repeat % len(arms)
+                for tokens in self._options.prompts:
+                    # Another arm first in each repeat.
+                    cells += [(link, repeat, tokens, arm) for arm in [*arms[turn:], *arms[:turn]]]
+        return [cell for cell in cells if cell not in there]
 
-    def run(self, arms: Sequence[str], repeat: int) -> None:
-        """One repeat of the arms of the fleet that was started last."""
-        for link, tokens, arm in list(self.missing(arms, repeat)):
-            rate = None if link == "unshaped" else link
-            if self._link.rate != rate:
-                self._link.shape(rate)
-            row = {
-                "arm": arm,
-                "model": self._name,
-                "link": link,
-                "prompt_tokens": tokens,
-                "repeat": repeat,
-                **self._measure(arm, tokens, repeat),
-            }
-            if repeat < self._options.rps_repeats and self._options.concurrency:
-                row["rps"] = self._requests_per_second(arm, tokens)
-            self._measurements.append(row)
-            save(self._measurements, self._options)
-            self._say(table.line(row))
+    def run(self, arms: Sequence[str]) -> None:
+        """Measure the arms of the fleet that was started last."""
+        cells = self.missing(arms)
+        for link in dict.fromkeys(link for link, *_ in cells):
+            self._link.shape(None if link == UNSHAPED else link)
+            here = [cell for cell in cells if cell[0] == link]
+            if any(arm == AUTO for *_, arm in here):
+                self._settle()
+            for _, repeat, tokens, arm in here:
+                self._measure_cell(link, repeat, tokens, arm)
         self._link.shape(None)
-        if self._options.bench_serve and repeat == 0:
+        if self._options.bench_serve:
             for arm in arms:
                 self._say(f"vllm bench serve, {arm}, unshaped")
                 bench_serve(
@@ -231,6 +223,22 @@ class Bench:
                     BUILD / f"disagg-bench-serve-{self._name}-{arm}.txt",
                 )
                 self._fleet.empty_store()
+
+    def _measure_cell(self, link: str, repeat: int, tokens: int, arm: str) -> None:
+        row = {
+            "arm": arm,
+            "model": self._name,
+            "link": link,
+            "prompt_tokens": tokens,
+            "repeat": repeat,
+            **self._measure(arm, tokens, repeat),
+        }
+        options = self._options
+        if repeat < options.rps_repeats and tokens in (options.rps_prompts or options.prompts):
+            row["rps"] = self._requests_per_second(arm, tokens)
+        self._measurements.append(row)
+        save(self._measurements, options)
+        self._say(table.line(row))
 
     def _measure(self, arm: str, tokens: int, repeat: int) -> dict[str, Any]:
         """One request, alone."""
@@ -282,6 +290,16 @@ class Bench:
             whole = self._prompt(max(self._options.prompts), 0)
             prompt = Prompt(whole.token_ids[:length], whole.salt)
             ask(self._fleet.focus(arm).url, self._setup.model.name, [prompt], 2)
+        self._fleet.empty_store()
+
+    def _settle(self) -> None:
+        """Let `auto` get to know a link."""
+        url = self._fleet.focus(AUTO).url
+        for _ in range(SETTLING):
+            began = time.monotonic()
+            prompt = self._prompt(max(self._options.prompts), 0)
+            ask(url, self._setup.model.name, [prompt], 2)
+            time.sleep(max(0.0, PERIOD_S - (time.monotonic() - began)))
         self._fleet.empty_store()
 
     def _reference(self, tokens: int, repeat: int) -> Answer:

@@ -30,7 +30,7 @@ LOGS = BUILD / "disagg-logs"
 CODECS = ("raw", "fast", "dense", "max", "auto")
 ARMS = ("none", "nixl", *CODECS)
 
-SERVER_BYTES = 2.7e9
+SERVER_BYTES = 3.4e9
 """Memory of one vLLM server with its three processes, of the models measured here."""
 
 LOAD_TIMEOUT_S = 300.0
@@ -214,8 +214,8 @@ class Fleet:
                 "lmcache.remote_url": f"redis://{self._setup.store_at.address}:{STORE_PORT}",
                 "load_timeout_s": LOAD_TIMEOUT_S,
             }
-            if role == "prefill":
-                extra["codec"] = kind
+            # The decode side stores nothing; with `auto` it tells the other one of the link.
+            extra["codec"] = kind if role == "prefill" else "auto"
             if self._setup.trace_dir is not None:
                 extra["trace_dir"] = str(self._setup.trace_dir / role)
             kv_transfer = {

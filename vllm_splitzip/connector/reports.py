@@ -4,8 +4,8 @@ A prefill server whose store is beside it puts in no time, and never loads. That
 cross a slow link only the decode server sees. So an engine that loads leaves a note of what it
 measured in the store, and one that stores looks for it now and then.
 
-Notes lie under keys of their own, one for each rank and half minute: whoever loads first in it says
-how fast, and takes away the note it left before. Clocks may differ by about as much.
+Notes lie under keys of their own, one for each rank and ten seconds: whoever loads first in them
+says how fast, and takes away the note it left before. Clocks may differ by about as much.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from ..storage.base import ObjectKey, Store
 
 logger = logging.getLogger(__name__)
 
-PERIOD_S = 30.0
-"""A note's half minute; an engine that stores looks three times as often."""
+PERIOD_S = 10.0
+"""Of a note; an engine that stores looks three times as often."""
 
-FRESH_S = 600.0
+FRESH_S = 300.0
 """A note tells for so long, should no other come."""
 
 TIMEOUT_S = 1.0
@@ -59,7 +59,7 @@ class LinkReports:
         self._heard: tuple[float, Link] | None = None
 
     def publish(self, link: Link) -> None:
-        """Leave a note, unless this half minute has one of ours."""
+        """Leave a note, unless this period has one of ours."""
         period = int(self._now() // PERIOD_S)
         with self._lock:
             last = self._published
@@ -72,7 +72,7 @@ class LinkReports:
             self._store.remove(self._key(last))
 
     def latest(self) -> Link | None:
-        """The newest note there is, or was in the last ten minutes. Asks the store seldom."""
+        """The newest note there is, or was in the last five minutes. Asks the store seldom."""
         now = self._now()
         with self._lock:
             is_due = now - self._looked_at >= PERIOD_S / 3
