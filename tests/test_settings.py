@@ -18,6 +18,7 @@ def test_lmcache_keys_pass_by():
     ("key", "value"),
     [
         ("codecs", "fast"),
+        (3, "fast"),
         ("codec", "zip"),
         ("codec", None),
         ("codec", ["fast"]),

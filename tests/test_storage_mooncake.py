@@ -184,7 +184,15 @@ def test_rdma_that_this_machine_has_not_is_a_store_that_is_down(master, monkeypa
         assert store.health == "down"
 
 
-@pytest.mark.parametrize("url", ["mooncakestore://", "mooncakestore://host"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mooncakestore://",
+        "mooncakestore://host",
+        "mooncakestore://host:x/",
+        "mooncakestore://host:99999",
+    ],
+)
 def test_a_master_that_is_not_named_is_said(url):
     with pytest.raises(SettingError, match=r"no master.*HOST:PORT"):
         open_store({"lmcache.remote_url": url}, max_object_bytes=MIB)

@@ -53,7 +53,9 @@ class Settings:
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> Self:
         """Read the settings. Raises SettingError naming the key, the value and what is allowed."""
-        own = {key: value for key, value in extra.items() if not key.startswith(LMCACHE_PREFIX)}
+        own = {
+            key: value for key, value in extra.items() if not str(key).startswith(LMCACHE_PREFIX)
+        }
         known = [field.name for field in fields(cls)]
         for key, value in own.items():
             if key not in known:

@@ -14,7 +14,7 @@ import os
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import ParseResult, urlparse
 
 from ..errors import SettingError, StoreError
 from .pool import StagingPool
@@ -46,7 +46,8 @@ def fill_in(extra_config: dict[str, Any], url: str, label: str) -> None:
             extra_config.setdefault(f"mooncake_{new}", value)
     given = extra_config.get("mooncake_master_server_addr")
     master = urlparse(url if given is None else f"mooncakestore://{given}")
-    if not master.hostname or not master.port:
+    host, port = _address_of(master)
+    if not host or not port:
         raise SettingError(
             f"{label}: no master. Allowed: mooncakestore://HOST:PORT of a mooncake_master, or "
             f"extra_config.mooncake_master_server_addr"
@@ -56,8 +57,15 @@ def fill_in(extra_config: dict[str, Any], url: str, label: str) -> None:
         extra_config.setdefault("mooncake_metadata_server", "P2PHANDSHAKE")
     if not extra_config.get("local_hostname"):
         with contextlib.suppress(OSError):
-            own = _own_address(master.hostname, master.port)
+            own = _own_address(host, port)
             extra_config.setdefault("mooncake_local_hostname", own)
+
+
+def _address_of(url: ParseResult) -> tuple[str | None, int | None]:
+    try:
+        return url.hostname, url.port
+    except ValueError:  # The port is no number, or none that there is.
+        return None, None
 
 
 def _check_file(path: str) -> None:
