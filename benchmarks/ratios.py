@@ -198,7 +198,8 @@ def main() -> None:
             for mode in ("fast", "dense", "max")
             if name in MODES[mode].streams
         ]
-        cases += [("bf16", mode, p) for mode in ("dense", "max") for p in ("cpu-vec", "halves")]
+        packings = [packing for packing in BLOCK_SIZES if packing != "tokens"]
+        cases += [("bf16", mode, packing) for mode in ("dense", "max") for packing in packings]
         for name, mode, packing in cases:
             calibrate = name == "bf16" and mode != "fast" and packing == "tokens"
             row = measure(model, name, mode, packing, options.tokens, options.prompts, calibrate)
