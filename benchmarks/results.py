@@ -194,6 +194,18 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
     )
     for model in dict.fromkeys(row["model"] for row in data["rows"]):
         yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
+    yield (
+        "How many times as few bytes and seconds as with `raw`, by medians. *Beyond unshaped*: at "
+        "the decode server, without what the same arm waits there for an unshaped link."
+    )
+    yield table(
+        (
+            "model", "prompt", "link", "arm", "bytes over link", "on link", "first token",
+            "at decode", "beyond unshaped",
+        ),
+        _against_raw(data["rows"]),
+    )  # fmt: skip
+    yield "All of it:"
     yield table(
         (
             "model", "prompt", "link", "arm", "runs", "first token, s", "at decode, s",
@@ -217,6 +229,30 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
     for drawn in sorted(BUILD.glob("timeline-*.png")):
         yield f"A request, from both sides' traces (`python -m benchmarks.timeline`), {drawn.stem}:"
         yield picture(drawn.name, drawn.stem)
+
+
+def _against_raw(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
+    """Rows of arms that move KV cache over shaped links."""
+    by = {
+        (row["model"], row["prompt_tokens"], row["link"], row["arm"]): row
+        for row in rows
+        if row["arm"] != "none"
+    }
+    for (model, tokens, link, arm), row in by.items():
+        raw = by.get((model, tokens, link, "raw"))
+        idle, raw_idle = (by.get((model, tokens, "unshaped", each)) for each in (arm, "raw"))
+        if link == "unshaped" or raw is None or raw is row:
+            continue
+        beyond = ""
+        if idle is not None and raw_idle is not None:
+            here, there = (
+                slow["decode_ttft_s"] - fast["decode_ttft_s"]
+                for slow, fast in ((row, idle), (raw, raw_idle))
+            )
+            beyond = f"{there / here:.2f}" if here > 0 else ""
+        names = ("link_bytes", "link_s", "ttft_s", "decode_ttft_s")
+        quotients = (f"{raw[name] / row[name]:.2f}" for name in names)
+        yield model, f"{tokens:,}", link, f"`{arm}`", *quotients, beyond
 
 
 def _tokens(row: Mapping[str, Any]) -> str:
