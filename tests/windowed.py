@@ -1,14 +1,23 @@
-"""KV-like elements in every number format, and the blocks that hold them."""
+"""KV-like elements in every number format, the blocks that hold them, and what codes them."""
 
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
-from vllm_splitzip.codec.coded import Blocks
+from bits import assert_bits_equal
+from vllm_splitzip.codec.coded import Blocks, Coded
+from vllm_splitzip.codec.cpu import dense as cpu_dense
+from vllm_splitzip.codec.cpu import max as cpu_max
 from vllm_splitzip.codec.formats import FORMATS
-from vllm_splitzip.codec.packing import channels
+from vllm_splitzip.codec.packing import Channels, channels
+from vllm_splitzip.codec.reference import dense as reference_dense
+from vllm_splitzip.codec.reference import max as reference_max
+from vllm_splitzip.codec.scheme import DENSE, FAST, MAX, Scheme
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -79,3 +88,115 @@ def empty_like(blocks: Blocks) -> Blocks:
     """The same blocks, to be decoded into."""
     pages = np.full((len(blocks.pages), blocks.row + 64), 0xBE, blocks.pages.dtype)
     return Blocks(pages[:, : blocks.row], blocks.table, blocks.format, blocks.channels)
+
+
+SHAPE = (2, 32, 64)
+"""Of a block: 4,096 elements."""
+
+
+@dataclass(frozen=True)
+class Coder:
+    """A mode with windows in one number format, on the CPU and in the reference."""
+
+    mode: str
+    scheme: Scheme
+
+    @property
+    def name(self) -> str:
+        """Of the number format."""
+        return self.scheme.number_format.name
+
+    @property
+    def cpu(self) -> ModuleType:
+        """Where the mode is coded."""
+        return cpu_max if self.mode == "max" else cpu_dense
+
+    @property
+    def one(self) -> int:
+        """The bit pattern of the number 1."""
+        number_format = self.scheme.number_format
+        return (number_format.magnitudes >> 1) - (1 << number_format.mantissa)
+
+    def reference(self, blocks: Blocks) -> Coded:
+        """What the reference makes of a run."""
+        assert blocks.channels is not None
+        if self.mode == "max":
+            return reference_max.encode(flat(blocks), self.scheme, blocks.channels)
+        return reference_dense.encode(flat(blocks), self.scheme, blocks.channels, self.mode)
+
+    def reference_elements(self, coded: Coded, known: Channels) -> npt.NDArray[Any]:
+        """What the reference decodes."""
+        decode = reference_max.decode if self.mode == "max" else reference_dense.decode
+        return decode(coded, self.scheme, known)
+
+    def encode(self, blocks: Blocks, threads: int = 2) -> Coded | None:
+        """On the CPU; None where coding does not pay."""
+        if self.mode == "max":
+            return cpu_max.encode_max(blocks, self.scheme, threads)
+        return cpu_dense.encode_dense(blocks, self.scheme, self.mode, threads)
+
+    def decode(self, coded: Coded, blocks: Blocks, threads: int = 2) -> None:
+        """On the CPU, into the blocks."""
+        decode = cpu_max.decode_max if self.mode == "max" else cpu_dense.decode_dense
+        decode(coded, self.scheme, blocks, threads)
+
+    def some_blocks(self, rows: int = 9, **how: Any) -> Blocks:
+        """Of `SHAPE`."""
+        return blocks_of(kv_like(self.name, rows, SHAPE, **how), self.name, SHAPE)
+
+    def check(self, blocks: Blocks, threads: int = 2) -> Coded:
+        """Encode and decode like the reference; returns what the reference says."""
+        assert blocks.channels is not None
+        elements = flat(blocks)
+        expected = self.reference(blocks)
+        assert_bits_equal(self.reference_elements(expected, blocks.channels), elements)
+        actual = self.encode(blocks, threads)
+        if expected.nbytes < elements.nbytes:
+            assert actual is not None
+            assert (actual.mode, actual.elements) == (expected.mode, expected.elements)
+            assert list(actual.tables) == list(expected.tables)
+            for ours, theirs in zip(actual.dense, expected.dense, strict=True):
+                assert_bits_equal(ours, theirs)
+            for name, theirs in expected.tables.items():
+                assert_bits_equal(actual.tables[name], theirs)
+        else:
+            assert actual is None
+        back = empty_like(blocks)
+        self.decode(expected, back, threads)
+        assert_bits_equal(flat(back), elements)
+        others = np.setdiff1d(np.arange(len(back.pages)), back.table)
+        assert (back.pages[others] == 0xBE).all()
+        return expected
+
+
+def take_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small inputs through the stores for large ones, and as on lesser processors."""
+    for module in (cpu_dense, cpu_max):
+        monkeypatch.setattr(module, "JOB_TILES", 3)
+        if way == "streamed":
+            monkeypatch.setattr(module, "STREAM_BYTES", 0)
+        if way == "no-compress":
+            monkeypatch.setattr(module, "COMPRESSES", False)
+
+
+DENSE_CODERS = [
+    *(Coder("dense", scheme) for scheme in DENSE.values()),
+    *(Coder("fast", scheme) for scheme in FAST.values()),
+]
+MAX_CODERS = [Coder("max", scheme) for scheme in MAX.values()]
+
+
+WAYS = ["cached", "streamed", "no-compress"]
+"""Of `take_way`."""
+
+
+def coder_id(coder: Coder) -> str:
+    """For the names of tests."""
+    return f"{coder.mode}-{coder.name}"
+
+
+def with_one(stream: npt.NDArray[Any], index: int, value: int) -> npt.NDArray[Any]:
+    """A copy of a stream with another value in one place."""
+    changed = stream.copy()
+    changed[index] = value
+    return changed
