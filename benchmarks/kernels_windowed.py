@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from vllm_splitzip.kernels import dense_decode, dense_encode, max_decode, max_encode, windows
-from vllm_splitzip.kernels.cascade import ROUND, chunks_at_once
-from vllm_splitzip.kernels.tiles import CHUNKS, step_of, unroll_of
+from vllm_splitzip.kernels.cascade import ROUND
+from vllm_splitzip.kernels.tiles import PAIRS, step_of, unroll_of
 
 from vllm_splitzip.codec.scheme import SCHEMES
 
@@ -26,8 +26,8 @@ KERNELS = {
         "decode": max_decode.max_decode_kernel,
     },
 }
-LAYOUTS = {"vectors": True, "elements": False}
-"""Whether 8 elements at a time are contiguous in the cache, and aligned."""
+LAYOUTS = {"groups": 32, "vectors": 8, "elements": 0}
+"""How many elements at a time are contiguous in the cache, and aligned to vectors."""
 
 ELEMENTS_PER_LANE = 64
 
@@ -66,10 +66,9 @@ class Windowed:
         kernel = KERNELS[family][self.kernel]
         elements = dict.fromkeys(("cache", "raw", "bases"), _ELEMENTS[scheme.number_format.item])
         pointers = _POINTERS | elements | dict.fromkeys(("ends", "firsts"), _OFFSETS[family])
-        together = chunks_at_once(wide) if family == "max" else unroll_of(wide)
         constants = {
             "PACKED": scheme.packed, "BELOW": scheme.below, "STEP": step_of(wide),
-            "UNROLL": together, "WIDE": wide, "ASM": self.target.startswith("sm"),
+            "UNROLL": unroll_of(wide), "WIDE": wide, "ASM": self.target.startswith("sm"),
         }  # fmt: skip
         return compile_kernel(
             kernel,
@@ -92,21 +91,20 @@ class Windowed:
         if self.mode == "max":
             return self.sass.shortest_path(r"\b(LDG|STG)\b")
         return self.sass.shortest_path(
-            r"LDG\.E\.128" if self.kernel == "encode" else r"STG\.E\.128"
+            r"(LDG|STG)\.E\.128" if self.kernel == "encode" else r"STG\.E\.128"
         )
 
     @property
     def rounds(self) -> list[int]:
         """How often each loop of mode `max` is gone through, in order of address, in real KV."""
-        chunks = CHUNKS.value // chunks_at_once(LAYOUTS[self.layout])
         begins = [0, TYPICAL[0], TYPICAL[0] + TYPICAL[1]]
         second, third, fourth = (
             -(-(number + begin % 4) // ROUND.value)
             for number, begin in zip(TYPICAL, begins, strict=True)
         )
         if self.kernel == "encode":
-            return [chunks, second, third, fourth]
-        return [second, third, fourth, third, second, chunks]
+            return [PAIRS.value, second, third, fourth]
+        return [second, third, fourth, third, second, PAIRS.value]
 
     @property
     def instructions(self) -> float | None:

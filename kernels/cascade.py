@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .bits import HIGH_BITS, ONES
-from .tiles import LANES
+from .tiles import LANES, columns_of
 
 LEVELS = ((-1, 3, -2), (-3, 4, -4), (-5, -6, -7))
 """The binades that digits 0, 1 and 2 stand for on levels 2 to 4."""
@@ -24,11 +24,6 @@ LISTED: tl.constexpr = tl.constexpr(2048)
 """Bytes of a tile's list: every element may be in it."""
 DIGITS: tl.constexpr = tl.constexpr(1536)
 """Bytes for digits of levels 2 to 4 of a tile, 2,048 each at most."""
-
-
-def chunks_at_once(wide: bool) -> int:
-    """As `unroll_of`: more do not make shorter code per element, and take minutes to compile."""
-    return 2 if wide else 1
 
 
 def _digits(level: tuple[int, int, int]) -> int:
@@ -93,6 +88,16 @@ def handed_on(top, BELOW: tl.constexpr):
 def running(flags):
     """For every byte, of its word's bytes that are 1 rather than 0, those up to it. At most 255."""
     return flags * ONES
+
+
+@triton.jit
+def up_to_each(flags):
+    """How many flags a lane has in its first word, its first two, three and four; [32, 4]."""
+    number0, number1, number2, number3 = columns_of(running(flags >> 7) >> 24)
+    number0 = number0.to(tl.int32)
+    number1 = number0 + number1.to(tl.int32)
+    number2 = number1 + number2.to(tl.int32)
+    return number0, number1, number2, number2 + number3.to(tl.int32)
 
 
 @triton.jit

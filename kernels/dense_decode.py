@@ -23,10 +23,13 @@ from .tiles import (
     CHUNKS,
     INTEGERS,
     LANES,
+    PAIRS,
     TILE,
     VECTOR,
     describe_tiles,
+    exchange,
     find,
+    find_vector,
     load_bases,
     load_low,
     store_words,
@@ -89,12 +92,12 @@ def dense_decode_kernel(
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
     tile = tl.program_id(0)
     words4, words2, words1 = load_planes(plane4, plane2, plane1, tile, PACKED)
-    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
-        top = from_planes(words4, words2, words1, chunk, PACKED)
-        low_bytes = load_low(low, tile, chunk, elements, BITS)
-        base = load_bases(bases, pages, tile, chunk, elements, WIDE)
+    for pair in tl.range(0, PAIRS, loop_unroll_factor=UNROLL):
+        top = exchange(from_planes(words4, words2, words1, pair, PACKED), WIDE)
+        low_bytes = exchange(load_low(low, tile, pair, BITS), WIDE)
+        base = load_bases(bases, pages, tile, pair, elements, WIDE)
         words = unrotate(top, low_bytes, base, BITS, ASM)
-        store_words(cache, ids, pages, tile, chunk, elements, words, WIDE, ASM)
+        store_words(cache, ids, pages, tile, pair, elements, words, WIDE, ASM)
 
     chunk = tile * CHUNKS + tl.arange(0, CHUNKS)
     number = tl.load(counts + chunk, mask=chunk * CHUNK < elements, other=0).to(tl.int32)
@@ -133,7 +136,7 @@ def write_again(
     if BITS == 16:
         rotated = (rotated << 8) | tl.load(low + element).to(tl.uint32)
     if WIDE:
-        index, offset, channel = find(element // VECTOR, pages, WIDE)
+        index, offset, channel = find_vector(element // VECTOR, pages, WIDE)
         channel = channel * VECTOR + element % VECTOR
     else:
         index, offset, channel = find(element, pages, WIDE)

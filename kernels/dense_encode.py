@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .bits import HIGH_BITS, LOW_SEVEN, ONES, count_bits
+from .bits import HIGH_BITS, LOW_SEVEN, ONES, count_bits, gather_top_bits
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import no_plane, store_planes, to_planes
@@ -26,8 +26,10 @@ from .tiles import (
     CHUNKS,
     INTEGERS,
     LANES,
+    PAIRS,
     TILE,
     VECTOR,
+    columns_of,
     describe_tiles,
     in_low,
     keep_tile,
@@ -162,60 +164,63 @@ def dense_encode_kernel(
     begin = tile.to(tl.int64) * TILE
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
     words4, words2, words1 = no_plane(4), no_plane(2), no_plane(1)
+    pairs = counts.to(tl.pointer_type(tl.uint16), bitcast=True)
     total = tl.full((), 0, tl.int32)
-    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
-        words, base = load_words(cache, ids, bases, pages, tile, chunk, elements, WIDE, ASM)
+    for pair in tl.range(0, PAIRS, loop_unroll_factor=UNROLL):
+        words, base = load_words(cache, ids, bases, pages, tile, pair, elements, WIDE, ASM)
         top, low_bytes = rotate(words, base, BITS, ASM)
         if BITS == 16:
-            tl.store(in_low(low, tile, chunk), low_bytes)
-        words4, words2, words1 = to_planes(words4, words2, words1, top, chunk, PACKED)
+            tl.store(in_low(low, tile, pair), low_bytes)
+        words4, words2, words1 = to_planes(words4, words2, words1, top, pair, PACKED)
         excess = (top >> PACKED) & ((0xFF >> PACKED) * ONES)
-        number = write_entries(excess, positions + begin + total, excesses + begin + total)
-        tl.store(counts + tile * CHUNKS + chunk, tl.minimum(number, 255).to(tl.uint8))
-        total += number
+        first, second = write_entries(excess, positions + begin + total, excesses + begin + total)
+        both = tl.minimum(first, 255) | (tl.minimum(second, 255) << 8)
+        tl.store(pairs + tile * PAIRS + pair, both.to(tl.uint16))
+        total += first + second
     tl.store(numbers + tile, total)
     store_planes(plane4, plane2, plane1, tile, words4, words2, words1, PACKED)
 
 
 @triton.jit
 def write_entries(excess, positions, excesses):
-    """Write a chunk's entries in order of position; returns how many.
+    """Write a pair's entries in order of position; returns how many its chunks have.
 
-    A lane's excess is four bytes of at most 127 in each of two words.
+    A lane's excess is four bytes of at most 127 in each of four words.
     """
-    lane = tl.arange(0, LANES)
+    lane, column = tl.arange(0, LANES), tl.arange(0, 4)[None, :]
     flags = (excess + LOW_SEVEN) & HIGH_BITS
     own = tl.sum(count_bits(flags).to(tl.int32), axis=1)
-    number = tl.sum(own, axis=0)
+    # Both chunks are counted in one; a chunk has at most 256.
+    shift = tl.where(lane < LANES // 2, 0, 16)
+    number = tl.sum(own << shift, axis=0)
+    first, second = number & 0xFFFF, number >> 16
     if number > 0:
+        bits = tl.sum(gather_top_bits(flags) << (4 * column).to(tl.uint32), axis=1)
         # A byte cannot count to 256: a chunk that nearly gets there lists all it has.
-        if number >= 255:
-            flags |= HIGH_BITS
-            own = own * 0 + VECTOR
-            number = number * 0 + 256
-        left, bytes_ = one_word(flags), one_word(excess)
+        first, second = whole_chunk(first), whole_chunk(second)
+        full = tl.where(lane < LANES // 2, first, second) == CHUNK
+        bits, own = tl.where(full, 0xFFFF, bits), tl.where(full, 2 * VECTOR, own)
+        word0, word1, word2, word3 = columns_of(excess)
         rank = tl.cumsum(own, axis=0) - own
         # Every lane writes its first entry, then every lane its second: mostly there is none.
         for _ in range(tl.max(own, axis=0)):
-            live = left != 0
-            lowest = left & (~left + 1)
-            left ^= lowest
-            below = lowest - 1
-            bits = count_bits(below.to(tl.uint32)) + count_bits((below >> 32).to(tl.uint32))
-            # The flag is the top bit of its byte; with no flag left all bits are below.
-            byte = (bits >> 3) & 7
-            position = lane * VECTOR + byte.to(tl.int32)
+            live = bits != 0
+            lowest = bits & (~bits + 1)
+            bits ^= lowest
+            j = count_bits(lowest - 1)
+            even, odd = tl.where(j >= 8, word2, word0), tl.where(j >= 8, word3, word1)
+            word = tl.where((j & 4) != 0, odd, even) >> (8 * (j & 3))
+            position = (lane % (LANES // 2)) * (2 * VECTOR) + j.to(tl.int32)
             tl.store(positions + rank, position.to(tl.uint8), mask=live)
-            tl.store(excesses + rank, (bytes_ >> (8 * byte)).to(tl.uint8), mask=live)
+            tl.store(excesses + rank, word.to(tl.uint8), mask=live)
             rank += 1
-    return number
+    return first, second
 
 
 @triton.jit
-def one_word(words):
-    """A lane's two words as one of 64 bits."""
-    shift = (32 * tl.arange(0, 2)[None, :]).to(tl.uint64)
-    return tl.sum(words.to(tl.uint64) << shift, axis=1)
+def whole_chunk(number):
+    """How many entries a chunk lists that has so many."""
+    return tl.where(number >= 255, CHUNK, number)
 
 
 @triton.jit(do_not_specialize=["elements", "limit", "tiles", *PAGE_ARGUMENTS])

@@ -18,26 +18,34 @@ from .bits import ONES, whole_bytes
 from .cascade import (
     LISTED,
     NEXT,
-    chunks_at_once,
     count_handed_on,
     handed_on,
     restore_level,
     running,
+    up_to_each,
 )
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import from_planes, load_planes
 from .rotation import unrotate
 from .tiles import (
-    CHUNKS,
     INTEGERS,
     LANES,
+    PAIRS,
     TILE,
+    columns_of,
     describe_tiles,
+    exchange,
     load_bases,
     load_low,
+    side_by_side,
     store_words,
 )
+
+
+def lists_bytes(elements: int) -> int:
+    """Bytes of working memory for a run: two lists for each of its tiles."""
+    return 2 * triton.cdiv(elements, TILE.value) * LISTED.value
 
 
 def max_decode(
@@ -49,6 +57,7 @@ def max_decode(
     planes: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     firsts: torch.Tensor,
     escapes: torch.Tensor,
+    lists: torch.Tensor,
 ) -> None:
     """Write coded blocks into a cache [B, H, N, C]. Waits for nothing.
 
@@ -66,16 +75,17 @@ def max_decode(
         Shape: (tiles + 1,), int64. Where each tile's escapes begin, and their number of bytes.
     escapes
         uint8.
+    lists
+        Working memory of at least `lists_bytes`, uint8. May be used again and again.
     """
     pages, wide = describe_tiles(view, ids.numel())
     elements = ids.numel() * view[0].numel()
-    tiles = triton.cdiv(elements, TILE.value)
-    lists = torch.empty(2 * tiles * LISTED.value, dtype=torch.uint8, device=view.device)
-    together, ptx = chunks_at_once(wide), has_ptx(view.device)
-    max_decode_kernel[(tiles,)](
+    if lists.numel() < lists_bytes(elements):
+        raise ValueError(f"{elements} elements do not fit into lists of {lists.numel()} bytes")
+    max_decode_kernel[(triton.cdiv(elements, TILE.value),)](
         view.view(INTEGERS[view.element_size()]), ids, bases, low, *planes, firsts, escapes, lists,
         elements, *pages.arguments(),
-        BELOW=packed - 2, UNROLL=together, WIDE=wide, ASM=ptx, num_warps=1,
+        BELOW=packed - 2, WIDE=wide, ASM=has_ptx(view.device), num_warps=1,
     )  # fmt: skip
 
 
@@ -84,7 +94,7 @@ def max_decode_kernel(
     cache, ids, bases, low, plane4, plane2, plane1, firsts, escapes, lists, elements,
     columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
     heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
-    BELOW: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    BELOW: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     pages = Pages(
         Divisor(columns, columns_magic, columns_shift),
@@ -97,10 +107,10 @@ def max_decode_kernel(
     PACKED: tl.constexpr = BELOW + 2
     tile = tl.program_id(0)
     words4, words2, words1 = load_planes(plane4, plane2, plane1, tile, PACKED)
-    handed = tl.zeros((LANES, 2), tl.uint32)
-    for chunk in tl.static_range(CHUNKS):
-        # At most 8 of each of the words' bytes.
-        handed += handed_on(from_planes(words4, words2, words1, chunk, PACKED), BELOW) >> 7
+    handed = tl.zeros((LANES, 4), tl.uint32)
+    for pair in tl.static_range(PAIRS):
+        # At most 4 of each of the words' bytes.
+        handed += handed_on(from_planes(words4, words2, words1, pair, PACKED), BELOW) >> 7
     second = tl.sum(tl.sum((running(handed) >> 24).to(tl.int32), axis=1), axis=0)
 
     begin = tl.load(firsts + tile)
@@ -113,16 +123,17 @@ def max_decode_kernel(
         tl.debug_barrier()
 
     at = tl.full((), 0, tl.int32)
-    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
-        top = from_planes(words4, words2, words1, chunk, PACKED)
+    for pair in tl.range(0, PAIRS, loop_unroll_factor=1):
+        top = from_planes(words4, words2, words1, pair, PACKED)
         flags = handed_on(top, BELOW)
         own, found = find_binades(binades, at, flags)
         at += own
         top = (top & ~(whole_bytes(flags, ASM) & ((NEXT << BELOW) * ONES))) | (found << BELOW)
-        low_bytes = load_low(low, tile, chunk, elements, BITS)
-        base = load_bases(bases, pages, tile, chunk, elements, WIDE)
+        top = exchange(top, WIDE)
+        low_bytes = exchange(load_low(low, tile, pair, BITS), WIDE)
+        base = load_bases(bases, pages, tile, pair, elements, WIDE)
         words = unrotate(top, low_bytes, base, BITS, ASM)
-        store_words(cache, ids, pages, tile, chunk, elements, words, WIDE, ASM)
+        store_words(cache, ids, pages, tile, pair, elements, words, WIDE, ASM)
 
 
 @triton.jit
@@ -150,15 +161,14 @@ def restore(part, size, second, binades, RING: tl.constexpr):
 def find_binades(binades, at, flags):
     """(how many flags there are, their elements' binades from index `at` of a list on, else 0).
 
-    Four elements are a word: [32, 2].
+    Four elements are a word: [32, 4].
     """
-    first_ones, second_ones = tl.split(flags >> 7)
-    in_first = (running(first_ones) >> 24).to(tl.int32)
-    own = in_first + (running(second_ones) >> 24).to(tl.int32)
+    number0, number1, number2, own = up_to_each(flags)
     at += tl.cumsum(own, axis=0) - own
-    first = take(binades, at, first_ones)
-    second = take(binades, at + in_first, second_ones)
-    return tl.sum(own, axis=0), tl.join(first, second)
+    ones0, ones1, ones2, ones3 = columns_of(flags >> 7)
+    first = tl.join(take(binades, at, ones0), take(binades, at + number0, ones1))
+    second = tl.join(take(binades, at + number1, ones2), take(binades, at + number2, ones3))
+    return tl.sum(own, axis=0), side_by_side(first, second)
 
 
 @triton.jit

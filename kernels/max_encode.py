@@ -19,17 +19,18 @@ import triton
 import triton.language as tl
 
 from .bits import ONES, whole_bytes
-from .cascade import DIGITS, LISTED, NEXT, append, chunks_at_once, code_level, handed_on, running
+from .cascade import DIGITS, LISTED, NEXT, append, code_level, handed_on, up_to_each
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import no_plane, store_planes, to_planes
 from .rotation import rotate
 from .tiles import (
     CHUNK,
-    CHUNKS,
     INTEGERS,
     LANES,
+    PAIRS,
     TILE,
+    columns_of,
     describe_tiles,
     in_low,
     keep_tile,
@@ -134,7 +135,7 @@ def max_encode(
         cache, ids, buffers.bases,
         buffers.low, buffers.plane4, buffers.plane2, buffers.plane1,
         buffers.sizes, buffers.lasts, buffers.listed, buffers.digits, elements, *pages.arguments(),
-        BELOW=below, UNROLL=chunks_at_once(wide), WIDE=wide, ASM=ptx, num_warps=1,
+        BELOW=below, WIDE=wide, ASM=ptx, num_warps=1,
     )  # fmt: skip
     ends = buffers.ends[:tiles]
     torch.cumsum(buffers.sizes[:tiles], 0, dtype=torch.int64, out=ends)
@@ -150,7 +151,7 @@ def max_encode_kernel(
     cache, ids, bases, low, plane4, plane2, plane1, sizes, lasts, listed, digits, elements,
     columns, columns_magic, columns_shift, rows, rows_magic, rows_shift,
     heads, heads_magic, heads_shift, block_stride, head_stride, row_stride, column_stride,
-    BELOW: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    BELOW: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     pages = Pages(
         Divisor(columns, columns_magic, columns_shift),
@@ -165,15 +166,15 @@ def max_encode_kernel(
     RING: tl.constexpr = 0xFF >> BELOW
     words4, words2, words1 = no_plane(4), no_plane(2), no_plane(1)
     second = tl.full((), 0, tl.int32)
-    for chunk in tl.range(0, CHUNKS, loop_unroll_factor=UNROLL):
-        words, base = load_words(cache, ids, bases, pages, tile, chunk, elements, WIDE, ASM)
+    for pair in tl.range(0, PAIRS, loop_unroll_factor=1):
+        words, base = load_words(cache, ids, bases, pages, tile, pair, elements, WIDE, ASM)
         top, low_bytes = rotate(words, base, BITS, ASM)
         if BITS == 16:
-            tl.store(in_low(low, tile, chunk), low_bytes)
+            tl.store(in_low(low, tile, pair), low_bytes)
         flags = handed_on(top, BELOW)
         plain = top | (whole_bytes(flags, ASM) & ((NEXT << BELOW) * ONES))
-        words4, words2, words1 = to_planes(words4, words2, words1, plain, chunk, BELOW + 2)
-        second += list_chunk(listed, second, (top >> BELOW) & (RING * ONES), flags)
+        words4, words2, words1 = to_planes(words4, words2, words1, plain, pair, BELOW + 2)
+        second += list_pair(listed, second, (top >> BELOW) & (RING * ONES), flags)
     store_planes(plane4, plane2, plane1, tile, words4, words2, words1, BELOW + 2)
 
     # What lanes have written others read: here, and between one level and the next.
@@ -192,18 +193,19 @@ def max_encode_kernel(
 
 
 @triton.jit
-def list_chunk(listed, at, binades, flags):
+def list_pair(listed, at, binades, flags):
     """Append to the list, from index `at` on, the binades that have a flag; returns how many.
 
-    Four of each are a word: [32, 2].
+    Four of each are a word: [32, 4].
     """
-    first, second = tl.split(binades)
-    first_ones, second_ones = tl.split(flags >> 7)
-    in_first = (running(first_ones) >> 24).to(tl.int32)
-    own = in_first + (running(second_ones) >> 24).to(tl.int32)
+    number0, number1, number2, own = up_to_each(flags)
     at += tl.cumsum(own, axis=0) - own
-    append(listed, at, first, first_ones)
-    append(listed, at + in_first, second, second_ones)
+    word0, word1, word2, word3 = columns_of(binades)
+    ones0, ones1, ones2, ones3 = columns_of(flags >> 7)
+    append(listed, at, word0, ones0)
+    append(listed, at + number0, word1, ones1)
+    append(listed, at + number1, word2, ones2)
+    append(listed, at + number2, word3, ones3)
     return tl.sum(own, axis=0)
 
 

@@ -1,8 +1,10 @@
 """Tiles of 2,048 elements of a run, as the windowed modes take them, in registers of one warp.
 
-A tile is 8 chunks of 256 elements, of each of which a lane holds 8 neighbours. So every lane has in
-its own registers what the planes pack together, see `codec/planes.py`, and all accesses to a chunk
-are those of one piece of memory. Some chunks of a tile are a tensor [STEP, 32, 8].
+A tile is 4 pairs of chunks of 256 elements, of each of which a lane holds 16 neighbours: lanes 0 to
+15 have the first chunk of a pair. So every lane has in its own registers what the planes pack
+together, see `codec/planes.py`, but for the plane of 1 bit, where lanes t and t + 16 share bytes.
+Low bytes and planes are then 128 bits a lane and access, as are a lane's elements, in two accesses.
+Some chunks of a tile are a tensor [STEP, 32, 8].
 
 Unlike mode `fast`, these modes need to know of every element which channel it belongs to: its head
 and its column. So what is contiguous in a block is not merged as in `pages.py`.
@@ -23,7 +25,12 @@ CHUNKS: tl.constexpr = tl.constexpr(8)
 """Chunks of a tile."""
 LANES: tl.constexpr = tl.constexpr(32)
 VECTOR: tl.constexpr = tl.constexpr(8)
-"""Neighbouring elements that a lane takes together."""
+"""Neighbouring elements that are one access where the layout allows."""
+PAIR: tl.constexpr = tl.constexpr(512)
+PAIRS: tl.constexpr = tl.constexpr(4)
+"""Pairs of chunks of a tile."""
+GROUP: tl.constexpr = tl.constexpr(32)
+"""Neighbouring elements that two lanes take together, and whose place is found but once."""
 
 _LIMIT = (1 << 31) - TILE.value
 """Elements of a run are counted in 32 bits; the last tile goes past its end."""
@@ -32,8 +39,11 @@ INTEGERS = {1: torch.uint8, 2: torch.int16}
 """What elements are to the kernels, by their size."""
 
 
-def describe_tiles(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
-    """(description, whether its units are vectors) of a view [B, H, N, C], for a run of `blocks`.
+def describe_tiles(view: torch.Tensor, blocks: int) -> tuple[Pages, int]:
+    """(description, elements in its units) of a view [B, H, N, C], for a run of `blocks`.
+
+    Units are groups, vectors or, as 0 says, elements that have nothing to do with each other.
+    Strides count vectors, or else elements.
 
     Raises
     ------
@@ -54,14 +64,16 @@ def describe_tiles(view: torch.Tensor, blocks: int) -> tuple[Pages, bool]:
         and view.data_ptr() % (vector * view.element_size()) == 0
         and max(strides[0], *(n * s for n, s in zip(sizes, strides[1:], strict=True))) < _LIMIT // 4
     )
+    unit = 0
     if wide:
-        sizes[2] //= vector
-        strides = (*(stride // vector for stride in strides[:3]), 1)
+        unit = GROUP.value if sizes[2] % GROUP.value == 0 else vector
+        sizes[2] //= unit
+        strides = (*(stride // vector for stride in strides[:3]), unit // vector)
     heads, rows, columns = (Divisor.of(size) for size in sizes)
-    return Pages(columns, rows, heads, *strides), wide
+    return Pages(columns, rows, heads, *strides), unit
 
 
-def step_of(wide: bool) -> int:
+def step_of(wide: int) -> int:
     """Chunks that are taken at once: the loads of all are under way together, or registers suffice.
 
     Where units are elements, each has an address of its own.
@@ -69,14 +81,17 @@ def step_of(wide: bool) -> int:
     return CHUNKS.value if wide else 1
 
 
-def unroll_of(wide: bool) -> int:
-    """Chunks whose code is compiled one after the other: loads of one need not wait for another."""
-    return CHUNKS.value if wide else 1
+def unroll_of(wide: int) -> int:
+    """Pairs whose code is compiled one after the other: loads of one need not wait for another."""
+    return PAIRS.value if wide else 1
 
 
 @triton.jit
 def find(unit, pages, WIDE: tl.constexpr):
-    """(index into the block table, offset within the block, channel) of a unit, in units."""
+    """(index into the block table, offset within the block, channel) of a unit, in units.
+
+    The offset is in strides' units.
+    """
     unit = unit.to(tl.uint32)
     row = divide(unit, pages.columns)
     head = divide(row, pages.rows)
@@ -89,6 +104,87 @@ def find(unit, pages, WIDE: tl.constexpr):
         column, row, head = column.to(tl.int64), row.to(tl.int64), head.to(tl.int64)
     offset = head * pages.head_stride + row * pages.row_stride + column * pages.column_stride
     return index.to(tl.int32), offset, channel
+
+
+@triton.jit
+def find_vector(vector, pages, WIDE: tl.constexpr):
+    """As `find` of a vector, all in vectors."""
+    if WIDE == GROUP:
+        vector = vector.to(tl.uint32)
+        index, offset, channel = find(vector // (GROUP // VECTOR), pages, WIDE)
+        within = (vector % (GROUP // VECTOR)).to(tl.int32)
+        offset, channel = offset + within, channel * (GROUP // VECTOR) + within
+    else:
+        index, offset, channel = find(vector, pages, WIDE)
+    return index, offset, channel
+
+
+@triton.jit
+def find_both(tile, pair, elements, pages, APART: tl.constexpr, WIDE: tl.constexpr):
+    """(indices, offsets, channels, whether in the run) of each lane's two vectors of a pair.
+
+    All in vectors. They are neighbours, or APART is 2: a lane has every other one of four.
+    """
+    lane = tl.arange(0, LANES)
+    within = lane % 2 * (2 if APART == 1 else 1)
+    if WIDE == GROUP:
+        group = tile * (TILE // GROUP) + pair * (PAIR // GROUP) + lane // 2
+        index, offset, channel = find(group, pages, WIDE)
+        offset, channel = offset + within, channel * (GROUP // VECTOR) + within
+        # Runs are whole rows, and rows whole groups.
+        live = group < elements // GROUP
+        return (
+            (index, index), (offset, offset + APART), (channel, channel + APART), (live, live)
+        )  # fmt: skip
+    vector = tile * (TILE // VECTOR) + pair * (PAIR // VECTOR) + lane // 2 * 4 + within
+    index, offset, channel = find(vector, pages, WIDE)
+    second = find(vector + APART, pages, WIDE)
+    end = elements // VECTOR
+    return (
+        (index, second[0]), (offset, second[1]), (channel, second[2]),
+        (vector < end, vector + APART < end),
+    )  # fmt: skip
+
+
+@triton.jit
+def side_by_side(first, second):
+    """[32, 2] and [32, 2] as [32, 4]. Nothing moves between lanes."""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (LANES, 4))
+
+
+@triton.jit
+def apart(words):
+    """The inverse of `side_by_side`."""
+    return tl.split(tl.permute(tl.reshape(words, (LANES, 2, 2)), (0, 2, 1)))
+
+
+@triton.jit
+def from_lane(words, lane):
+    """Each lane's row of words from the lane that it names: a shuffle for each word."""
+    return tl.gather(words, tl.broadcast_to(lane[:, None], words.shape), axis=0)
+
+
+@triton.jit
+def exchange(words, WIDE: tl.constexpr):
+    """Neighbouring lanes exchange vectors, where units are: each gets every other one of the four.
+
+    An access to the cache by all lanes then fills whole sectors of 32 bytes.
+    """
+    if not WIDE:
+        return words
+    lane = tl.arange(0, LANES)
+    odd = (lane % 2 == 1)[:, None]
+    first, second = apart(words)
+    got = from_lane(tl.where(odd, first, second), lane ^ 1)
+    return side_by_side(tl.where(odd, got, first), tl.where(odd, second, got))
+
+
+@triton.jit
+def columns_of(words):
+    """The four columns of [32, 4]."""
+    first, second = apart(words)
+    first, second = tl.split(first), tl.split(second)
+    return first[0], first[1], second[0], second[1]
 
 
 @triton.jit
@@ -111,7 +207,7 @@ def addresses(
     if WIDE:
         units = (first + tl.arange(0, STEP))[:, None] * LANES + tl.arange(0, LANES)[None, :]
         unit = tile * (TILE // VECTOR) + units
-        index, offset, channel = find(unit, pages, WIDE)
+        index, offset, channel = find_vector(unit, pages, WIDE)
         # Runs are whole rows, and rows whole vectors.
         block = tl.load(ids + index, mask=unit < elements // VECTOR, other=-1)[:, :, None]
         within = tl.arange(0, VECTOR)[None, None, :]
@@ -127,33 +223,37 @@ def addresses(
 
 @triton.jit
 def load_words(
-    cache, ids, bases, pages, tile, chunk, elements, WIDE: tl.constexpr, ASM: tl.constexpr
+    cache, ids, bases, pages, tile, pair, elements, WIDE: tl.constexpr, ASM: tl.constexpr
 ):
-    """A chunk's elements and their bases, four in a word; 0 where the run has ended.
+    """A pair's elements and their bases, four in a word; 0 where the run has ended.
 
-    Shape: (32, 2), uint64 or uint32, as 2- or 1-byte elements need.
+    Shape: (32, 4), uint64 or uint32, as 2- or 1-byte elements need.
     """
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
     WORD: tl.constexpr = tl.uint64 if BITS == 16 else tl.uint32
     UNSIGNED: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint8
-    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
     if WIDE:
-        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
-        index, offset, channel = find(unit, pages, WIDE)
-        # Runs are whole rows, and rows whole vectors.
-        live = unit < elements // VECTOR
-        block = tl.load(ids + index, mask=live, other=0)
-        at = (place(block, offset, pages, WIDE, ASM) * 2)[:, None] + half
-        channel = (channel * 2)[:, None] + half
+        index, offset, channel, live = find_both(tile, pair, elements, pages, 1, WIDE)
         cache = cache.to(tl.pointer_type(WORD), bitcast=True)
+        block = tl.load(ids + index[0], mask=live[0], other=0)
+        at = place(block, offset[0], pages, WIDE, ASM)
+        first = tl.load(words_of(cache, at), mask=live[0][:, None], other=0)
+        if WIDE == GROUP:
+            at += 1
+        else:
+            block = tl.load(ids + index[1], mask=live[1], other=0)
+            at = place(block, offset[1], pages, WIDE, ASM)
+        second = tl.load(words_of(cache, at), mask=live[1][:, None], other=0)
+        words = side_by_side(first, second)
         bases = bases.to(tl.pointer_type(WORD), bitcast=True)
-        words = tl.load(cache + at, mask=live[:, None], other=0)
-        base = tl.load(bases + channel, mask=live[:, None], other=0)
+        first = tl.load(words_of(bases, channel[0]), mask=live[0][:, None], other=0)
+        second = tl.load(words_of(bases, channel[1]), mask=live[1][:, None], other=0)
+        base = side_by_side(first, second)
     else:
-        words = tl.zeros((LANES, 2), WORD)
+        words = tl.zeros((LANES, 4), WORD)
         base = words
         for i in tl.static_range(4):
-            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
+            element = element_of(tile, pair) + i
             live = element < elements
             index, offset, channel = find(element, pages, WIDE)
             block = tl.load(ids + index, mask=live, other=0)
@@ -165,45 +265,63 @@ def load_words(
 
 
 @triton.jit
-def load_bases(bases, pages, tile, chunk, elements, WIDE: tl.constexpr):
-    """The bases of a chunk's elements, as `load_words` has them."""
+def words_of(pointer, vector):
+    """Where the two words of a vector of each lane are. Shape: (32, 2)."""
+    return pointer + (vector * 2)[:, None] + tl.arange(0, 2)[None, :]
+
+
+@triton.jit
+def element_of(tile, pair):
+    """The first element of each of a pair's words. Shape: (32, 4)."""
+    word = tl.arange(0, LANES)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    return tile * TILE + pair * PAIR + word * 4
+
+
+@triton.jit
+def load_bases(bases, pages, tile, pair, elements, WIDE: tl.constexpr):
+    """The bases of a pair's elements, four in a word, as `exchange` has these.
+
+    Where the run has ended they are those of any channels: find never leaves them.
+    """
     BITS: tl.constexpr = bases.dtype.element_ty.primitive_bitwidth
     WORD: tl.constexpr = tl.uint64 if BITS == 16 else tl.uint32
     UNSIGNED: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint8
-    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
     if WIDE:
-        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
-        _, _, channel = find(unit, pages, WIDE)
+        _, _, channel, _ = find_both(tile, pair, elements, pages, 2, WIDE)
         bases = bases.to(tl.pointer_type(WORD), bitcast=True)
-        live = unit < elements // VECTOR
-        base = tl.load(bases + (channel * 2)[:, None] + half, mask=live[:, None], other=0)
+        first, second = tl.load(words_of(bases, channel[0])), tl.load(words_of(bases, channel[1]))
+        base = side_by_side(first, second)
     else:
-        base = tl.zeros((LANES, 2), WORD)
+        base = tl.zeros((LANES, 4), WORD)
         for i in tl.static_range(4):
-            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
-            _, _, channel = find(element, pages, WIDE)
-            word = tl.load(bases + channel, mask=element < elements, other=0)
+            _, _, channel = find(element_of(tile, pair) + i, pages, WIDE)
+            word = tl.load(bases + channel)
             base |= word.to(UNSIGNED, bitcast=True).to(WORD) << (BITS * i)
     return base
 
 
 @triton.jit
 def store_words(
-    cache, ids, pages, tile, chunk, elements, words, WIDE: tl.constexpr, ASM: tl.constexpr
+    cache, ids, pages, tile, pair, elements, words, WIDE: tl.constexpr, ASM: tl.constexpr
 ):
-    """The inverse of `load_words`; blocks with a negative id are passed over."""
+    """Write a pair's elements, exchanged; blocks with a negative id are passed over."""
     BITS: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth
-    lane, half = tl.arange(0, LANES), tl.arange(0, 2)[None, :]
     if WIDE:
-        unit = tile * (TILE // VECTOR) + chunk * LANES + lane
-        index, offset, _ = find(unit, pages, WIDE)
-        block = tl.load(ids + index, mask=unit < elements // VECTOR, other=-1)
-        at = (place(block, offset, pages, WIDE, ASM) * 2)[:, None] + half
+        index, offset, _, live = find_both(tile, pair, elements, pages, 2, WIDE)
         cache = cache.to(tl.pointer_type(words.dtype), bitcast=True)
-        tl.store(cache + at, words, mask=(block >= 0)[:, None])
+        first, second = apart(words)
+        block = tl.load(ids + index[0], mask=live[0], other=-1)
+        at = place(block, offset[0], pages, WIDE, ASM)
+        tl.store(words_of(cache, at), first, mask=(block >= 0)[:, None])
+        if WIDE == GROUP:
+            at += 2
+        else:
+            block = tl.load(ids + index[1], mask=live[1], other=-1)
+            at = place(block, offset[1], pages, WIDE, ASM)
+        tl.store(words_of(cache, at), second, mask=(block >= 0)[:, None])
     else:
         for i in tl.static_range(4):
-            element = tile * TILE + chunk * CHUNK + lane[:, None] * VECTOR + half * 4 + i
+            element = element_of(tile, pair) + i
             index, offset, _ = find(element, pages, WIDE)
             block = tl.load(ids + index, mask=element < elements, other=-1)
             at = place(block, offset, pages, WIDE, ASM)
@@ -212,21 +330,19 @@ def store_words(
 
 
 @triton.jit
-def in_low(low, tile, chunk):
-    """Where the low bytes of a chunk's elements are, four in a word."""
-    within = tl.arange(0, LANES)[:, None] * 2 + tl.arange(0, 2)[None, :]
+def in_low(low, tile, pair):
+    """Where the low bytes of a pair's elements are, four in a word."""
+    within = tl.arange(0, LANES)[:, None] * 4 + tl.arange(0, 4)[None, :]
     low = low.to(tl.pointer_type(tl.uint32), bitcast=True)
-    return low + tile.to(tl.int64) * (TILE // 4) + chunk * (CHUNK // 4) + within
+    return low + tile.to(tl.int64) * (TILE // 4) + pair * (PAIR // 4) + within
 
 
 @triton.jit
-def load_low(low, tile, chunk, elements, BITS: tl.constexpr):
-    """Those low bytes, of elements of 16 bits; 0 where the run has ended."""
-    words = tl.zeros((LANES, 2), tl.uint32)
+def load_low(low, tile, pair, BITS: tl.constexpr):
+    """Those low bytes, of elements of 16 bits. Behind the stream there is room for a tile."""
+    words = tl.zeros((LANES, 4), tl.uint32)
     if BITS == 16:
-        within = chunk * CHUNK + tl.arange(0, LANES)[:, None] * VECTOR
-        # Behind the stream there is room for the rest of the last word.
-        words = tl.load(in_low(low, tile, chunk), mask=tile * TILE + within < elements, other=0)
+        words = tl.load(in_low(low, tile, pair))
     return words
 
 

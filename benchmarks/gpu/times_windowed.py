@@ -77,11 +77,13 @@ class WindowedCase:
         encode()
         firsts = torch.cat([buffers.ends.new_zeros(1), buffers.ends])
         size = int(buffers.ends[-1])
+        lists = torch.empty(max_decode.lists_bytes(elements), dtype=torch.uint8, device=device)
 
         def decode() -> None:
             max_decode.max_decode(
                 self.target, self.ids, packed, buffers.bases, buffers.low,
                 (buffers.plane4, buffers.plane2, buffers.plane1), firsts, buffers.escapes,
+                lists,
             )  # fmt: skip
 
         coded = sum(self.scheme.dense_bytes(elements)) + channels + 2 * buffers.sizes.numel()

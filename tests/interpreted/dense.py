@@ -145,8 +145,8 @@ def _with_ptx(monkeypatch):
 
 
 @pytest.mark.usefixtures("_with_ptx")
-def test_with_ptx(coding):
-    shape = (2, 16, 128)
+@pytest.mark.parametrize("shape", [(2, 16, 128), (3, 16, 40)])
+def test_with_ptx(coding, shape):
     round_trip(rows_first, shape, kv_like(coding[1].number_format.name, 2, shape), coding)
 
 

@@ -4,7 +4,9 @@ Run by `test_kernels.py`, which says why. By hand:
 TRITON_INTERPRET=1 python -m pytest tests/interpreted/max.py
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from vllm_splitzip.codec.coded import Coded
 from vllm_splitzip.codec.cpu.max import MaxStreams
 from vllm_splitzip.codec.cpu.memory import Stream
 from vllm_splitzip.codec.device import max as device_max
+from vllm_splitzip.codec.device import memory as device_memory
 from vllm_splitzip.codec.device.max import MaxBuffers, decode_max, encode_max
 from vllm_splitzip.codec.packing import channels
 from vllm_splitzip.codec.reference import max as reference_max
@@ -157,8 +160,8 @@ def test_levels(name, numbers):
 
 
 @pytest.mark.usefixtures("_with_ptx")
-def test_with_ptx(scheme):
-    shape = (2, 16, 128)
+@pytest.mark.parametrize("shape", [(2, 16, 128), (3, 16, 40)])
+def test_with_ptx(scheme, shape):
     round_trip(rows_first, shape, kv_like(scheme.number_format.name, 1, shape), scheme)
 
 
@@ -224,6 +227,46 @@ def test_buffers_are_used_again():
         assert_same_streams(coded, expected_of(rows, BF16, shape))
     with pytest.raises(ValueError, match="do not fit"):
         encode_max(view, np.arange(5), BF16, buffers)
+
+
+def test_decoding_allocates_its_lists_only_once(monkeypatch):
+    """Beside the memory that streams are brought to, and again only for a longer run."""
+    shape, made, empty = (2, 16, 32), [], torch.empty
+
+    def counted(size, **options):
+        made.append(size)
+        return empty(size, **options)
+
+    monkeypatch.setattr(device_memory, "_scratch", local())
+    monkeypatch.setattr(torch, "empty", counted)
+    lists = []
+    for blocks in (3, 3, 2, 5, 5):
+        rows = kv_like("bf16", blocks, shape, wild=0.1)
+        table, view = np.arange(blocks), cache(rows_first, blocks, shape, 2, 0)
+        coded = expected_of(rows, BF16, shape)
+        made.clear()
+        decode_max(coded, BF16, view, table)
+        lists.append(made.count(max_decode.lists_bytes(rows.size)))
+        assert len(made) == 1 + lists[-1]
+        assert_bits_equal(view.numpy().view(np.uint16).reshape(rows.shape), rows)
+    assert lists == [1, 0, 0, 1, 0]
+
+
+def test_threads_have_their_own_lists():
+    device = torch.device("cpu")
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(device_memory.scratch, 100, device).result()
+    assert device_memory.scratch(100, device).data_ptr() != theirs.data_ptr()
+
+
+def test_lists_that_are_too_short_are_refused():
+    shape = (2, 16, 64)
+    view, lists = cache(rows_first, 2, shape, 2, 0xAD), torch.zeros(8191, dtype=torch.uint8)
+    ids, some = torch.arange(2, dtype=torch.int32), torch.zeros(4096, dtype=torch.uint8)
+    bases, firsts = torch.zeros(128, dtype=torch.int16), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="4096 elements do not fit into lists of 8191 bytes"):
+        max_decode.max_decode(view, ids, 2, bases, some, (some, some, some), firsts, some, lists)
+    assert (memory(view) == 0xAD).all()
 
 
 @pytest.mark.parametrize("layout", [rows_first, misaligned])

@@ -19,7 +19,7 @@ from ..cpu.max import received_max
 from ..planes import tiles_of
 from ..scheme import Scheme
 from .fast import encode_raw
-from .memory import Pending, after, checked_ids, download, fetcher, on, upload
+from .memory import Pending, after, checked_ids, download, fetcher, on, scratch, upload
 from .windowed import bases_of, download_dense, low_and_planes, window_rule
 
 __all__ = ["MaxBuffers", "decode_max", "encode_max"]
@@ -98,4 +98,5 @@ def decode_max(coded: Coded, scheme: Scheme, view: torch.Tensor, table: Table) -
         max_decode.max_decode(
             view, there[0], scheme.packed, there[1],
             *low_and_planes(there[2:-2], scheme), *there[-2:],
+            scratch(max_decode.lists_bytes(elements), view.device),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from ...errors import FrameLayoutError
-from ..coded import CHUNK, Bytes, Coded
+from ..coded import Bytes, Coded
+from ..planes import TILE
 
 _ALIGNMENT = 64
 
@@ -18,6 +20,11 @@ _DTYPES = {
     "uint8": torch.uint8, "uint16": torch.int16, "int32": torch.int32, "int64": torch.int64
 }  # fmt: skip
 """What arrays become on the device."""
+
+_KEPT = 1 << 28
+"""Bytes of working memory that are kept; more, for unusually long runs, go back at once."""
+
+_scratch = local()
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -60,12 +67,12 @@ def checked_stream(
 def upload(parts: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
     """Arrays on the device, flat, by one copy. Nothing waits for it.
 
-    Behind each there is room for the rest of a chunk, which kernels read but do not use.
+    Behind each there is room for the rest of a tile, which kernels read but do not use.
     """
     begins, size = [], 0
     for part in parts:
         begins.append(size)
-        size += -(-(part.nbytes + CHUNK) // _ALIGNMENT) * _ALIGNMENT
+        size += -(-(part.nbytes + TILE) // _ALIGNMENT) * _ALIGNMENT
     staging = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for begin, part in zip(begins, parts, strict=True):
         staging.numpy()[begin : begin + part.nbytes] = part.reshape(-1).view(np.uint8)
@@ -74,6 +81,22 @@ def upload(parts: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torc
         there[begin : begin + part.nbytes].view(_DTYPES[part.dtype.name])
         for begin, part in zip(begins, parts, strict=True)
     ]
+
+
+def scratch(size: int, device: torch.device) -> torch.Tensor:
+    """At least `size` bytes of working memory on the device, with anything in it. uint8.
+
+    It is the same memory each time, and grows: on one stream kernels run one after the other. A
+    stream has its own, and a thread, as without a GPU threads run kernels side by side.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    kept: dict[tuple[torch.device, int], torch.Tensor] = vars(_scratch).setdefault("kept", {})
+    there = kept.get((device, stream))
+    if there is None or there.numel() < size:
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        if size <= _KEPT:
+            kept[device, stream] = there
+    return there
 
 
 def download(tensor: torch.Tensor) -> Bytes:
