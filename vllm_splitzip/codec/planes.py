@@ -4,7 +4,8 @@ A number's bits are dealt out from the lowest to one plane of each width that it
 binary, has a 1 for: 7 bits to planes of 4, 2 and 1, 3 bits to planes of 2 and 1. In a plane of
 width w, the 2,048 numbers of a tile fill 256 w bytes, and number i of the tile stands in byte
 i % (256 w), at bit w (i // (256 w)). Neighbours are thus packed alike, which suits vectors on a CPU
-and the registers of a GPU's threads: one that has loaded 8 neighbours of each 256 packs them alone.
+and the registers of a GPU's threads: one that has 16 neighbours of each 512 packs them alone, but
+for the plane of 1 bit, of which two have the same bytes.
 """
 
 import numpy as np
