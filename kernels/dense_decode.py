@@ -4,7 +4,7 @@ A program is one warp, and takes one tile. It writes the tile as if there were n
 then writes the elements again that are listed.
 
 Whatever the streams contain, nothing is written outside the run's own blocks, and nothing read
-outside the streams.
+outside the streams and the room behind them.
 """
 
 # Triton's functions are untyped.
@@ -61,6 +61,7 @@ def dense_decode(
         Of each channel; integers as wide as elements.
     low, planes
         The dense streams; planes of 4, 2 and 1 bits, any tensor for one that there is not. uint8.
+        Behind the low bytes there has to be room for the rest of their last tile.
     counts, firsts
         Entries of each chunk (uint8, 255 means 256), index of each tile's first entry (int32).
     positions, excesses

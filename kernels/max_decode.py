@@ -4,7 +4,7 @@ A program is one warp, and takes one tile. It restores the levels from the last 
 to a list of the tile's own, and then puts the tile's elements together, in one pass over them.
 
 Whatever the streams contain, nothing is written outside the run's own blocks and the lists, and
-nothing read outside the streams and the lists.
+nothing read outside the streams, the room behind them and the lists.
 """
 
 # Triton's functions are untyped.
@@ -71,6 +71,7 @@ def max_decode(
         Of each channel; integers as wide as elements.
     low, planes
         The dense streams; planes of 4, 2 and 1 bits, any tensor for one that there is not. uint8.
+        Behind the low bytes there has to be room for the rest of their last tile.
     firsts
         Shape: (tiles + 1,), int64. Where each tile's escapes begin, and their number of bytes.
     escapes

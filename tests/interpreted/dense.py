@@ -31,6 +31,7 @@ from bits import assert_bits_equal
 from vllm_splitzip.codec.coded import Coded
 from vllm_splitzip.codec.device import dense as device_dense
 from vllm_splitzip.codec.device.dense import decode_dense, encode_dense
+from vllm_splitzip.codec.device.memory import upload
 from vllm_splitzip.codec.formats import FORMATS
 from vllm_splitzip.codec.packing import channels
 from vllm_splitzip.codec.reference import dense as reference_dense
@@ -293,6 +294,15 @@ def test_the_kernel_writes_nowhere_else_whatever_the_entries():
     expected[[0, 255]] = 0x7C00
     expected[768 + 128 :] = 0x7C00
     assert_bits_equal(memory(view), expected)
+
+
+def test_there_is_room_for_a_tile_behind_what_is_uploaded():
+    """Kernels load low bytes of whole tiles, and the interpreter would not notice."""
+    parts = [np.arange(size, dtype=np.uint8) for size in (0, 1, 2047, 5)]
+    for part, there in zip(parts, upload(parts, torch.device("cpu")), strict=True):
+        assert_bits_equal(there.numpy(), part)
+        end = there.storage_offset() + there.numel()
+        assert there.untyped_storage().nbytes() - end >= tiles.TILE.value
 
 
 def test_schemes_are_those_of_the_formats():
