@@ -175,6 +175,28 @@ def test_a_pause_of_the_machine_is_not_the_links(seed, pauses):
     assert 0.85e8 < estimate.link().bytes_per_s < 1.15e8
 
 
+@pytest.mark.parametrize("factor", [0.1, 10])
+@pytest.mark.parametrize("pauses", [0, 2])
+def test_a_link_that_changed_is_another_after_three_objects(factor, pauses):
+    estimate = LinkEstimate()
+    for n in range(2 * WINDOW):
+        estimate.add(4e6, 5.0 if n < pauses else 0.04 + 0.001 * (n % 3))
+    for _ in range(2):
+        estimate.add(4e6, 0.04 * factor)
+        assert estimate.link().bytes_per_s == pytest.approx(1e8, rel=0.3), "may be a pause"
+    estimate.add(4e6, 0.04 * factor)
+    assert estimate.link().bytes_per_s == pytest.approx(1e8 / factor, rel=0.1)
+
+
+def test_objects_of_another_size_are_no_other_link():
+    """They take longer, or less time for each byte, where there is latency."""
+    estimate = LinkEstimate()
+    for nbytes in [1000] * WINDOW + [8_000_000] * 4 + [1000] * 4:
+        estimate.add(nbytes, 0.1 + nbytes / 1e8)
+    assert estimate.link().latency_s == pytest.approx(0.1)
+    assert estimate.link().bytes_per_s == pytest.approx(1e8)
+
+
 def test_nothing_measured_is_no_link():
     estimate = LinkEstimate(0.1)
     estimate.add(0, 1.0)

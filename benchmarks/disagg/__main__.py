@@ -64,7 +64,7 @@ COUNTED_S = 10.0
 WARM_UP_TOKENS = (320, None)
 """Of the longest prompt, in the requests that come first."""
 
-SETTLING = 3
+SETTLING = 4
 """Requests of the longest prompt by which `auto` gets to know a link. Each of them is asked when
 the decode side may tell of the link again."""
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-MOST = 8
+MOST = 4
 """A measurement ends after so many, though others are still under way."""
 
 

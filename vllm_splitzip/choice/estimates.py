@@ -14,6 +14,12 @@ DIFFERENT = 0.25
 """By so much of the largest object two must differ in size to tell latency from bandwidth."""
 
 PAIRS = 8
+
+CHANGED = 3
+MUCH = 2.0
+"""A link has changed when the last three objects all were so many times as fast, or as slow, as
+objects of about their size before. What it was like then tells nothing any more."""
+
 LEAST_PACE = 1e-15
 """Seconds per byte that no link goes below."""
 
@@ -40,6 +46,7 @@ class LinkEstimate:
         if nbytes > 0 and seconds >= 0:
             self._objects.append((nbytes, seconds))
             self.seen += 1
+            self._forget_another_link()
 
     def link(self) -> Link | None:
         """The estimate; None while nothing has crossed."""
@@ -51,6 +58,14 @@ class LinkEstimate:
         seconds = sum(max(0.0, each[1] - latency_s) for each in kept)
         pace = seconds / sum(each[0] for each in kept)
         return Link(latency_s, 1 / max(pace, LEAST_PACE))
+
+    def _forget_another_link(self) -> None:
+        objects = list(self._objects)
+        before, last = objects[:-CHANGED], objects[-CHANGED:]
+        slower = [_times_as_slow(each, before) for each in last]
+        if min(slower) > MUCH or max(slower) < 1 / MUCH:
+            self._objects.clear()
+            self._objects.extend(last)
 
     def _latency(self) -> float:
         least = min(seconds for _, seconds in self._objects)
@@ -64,6 +79,13 @@ class LinkEstimate:
             return min(self._latency_s, least)
         pace = max(0.0, median(slopes))
         return min(max(0.0, median(each[1] - pace * each[0] for each in self._objects)), least)
+
+
+def _times_as_slow(one: tuple[float, float], others: list[tuple[float, float]]) -> float:
+    """As others of about its size; 1 where there are too few to tell."""
+    alike = [seconds for nbytes, seconds in others if one[0] / 2 <= nbytes <= one[0] * 2]
+    usual = median(alike) if len(alike) >= CHANGED else 0.0
+    return one[1] / usual if usual > 0 else 1.0
 
 
 class Quotient:
