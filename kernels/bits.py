@@ -34,6 +34,22 @@ def permute(a, b, SELECTOR: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def permute_by(a, b, selectors, ASM: tl.constexpr):
+    """`permute` by the low four nibbles of each of `selectors`, none of which is above 7."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, selectors], tl.uint32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    result = selectors ^ selectors
+    for i in tl.static_range(4):
+        nibble = selectors >> 4 * i
+        word = tl.where(nibble & 4 == 0, a, b)
+        result |= ((word >> 8 * (nibble & 3)) & 0xFF) << 8 * i
+    return result
+
+
+@triton.jit
 def pick_byte(a, b, NIBBLE: tl.constexpr):
     """One byte of `permute`."""
     word = a if NIBBLE & 4 == 0 else b
@@ -68,10 +84,17 @@ def split(words, ASM: tl.constexpr):
 @triton.jit
 def join(exponents, rests, ASM: tl.constexpr):
     """The inverse of `split`."""
+    return join_pairs(exponents, exponents, 0x10, 0x32, rests, ASM)
+
+
+@triton.jit
+def join_pairs(near, far, NEAR: tl.constexpr, FAR: tl.constexpr, rests, ASM: tl.constexpr):
+    """`join`, with the exponents of the first two elements in two bytes of `near`, of the others
+    in two of `far`: which ones say the nibbles of NEAR and FAR."""
     swapped = permute(rests, rests, 0x2301, ASM)
     rests = lowest_bits_from(rests, swapped, ASM)
-    low = permute(rests, exponents, 0x5140, ASM)
-    high = permute(rests, exponents, 0x7362, ASM)
+    low = permute(rests, near, 0x4140 | (NEAR & 0xF) << 4 | (NEAR & 0xF0) << 8, ASM)
+    high = permute(rests, far, 0x4342 | (FAR & 0xF) << 4 | (FAR & 0xF0) << 8, ASM)
     low, high = (low >> 1) | (low << 31), (high >> 1) | (high << 31)
     return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
 

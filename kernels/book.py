@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .bits import HIGH_BITS, LOW_SEVEN, ONES, whole_bytes
+from .bits import HIGH_BITS, LOW_SEVEN, ONES, permute, permute_by, whole_bytes
 
 TABLE: tl.constexpr = tl.constexpr(0)
 """Any codebook. `base` is not used."""
@@ -17,6 +17,9 @@ WINDOW: tl.constexpr = tl.constexpr(1)
 """code = exponent - base."""
 ZERO_WINDOW: tl.constexpr = tl.constexpr(2)
 """code 0 is exponent 0, otherwise code = exponent - base."""
+
+TABLE_BYTES = 256
+"""Of the table to encode with, and what it must be aligned to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,9 @@ class DeviceBook:
     base
         What is subtracted from an exponent where `kind` is a window.
     encoding
-        Shape: (256,), uint8. Exponent -> code, 255 marks an escape.
+        Shape: (256,), uint8, aligned to 256 bytes. Exponent -> code, 255 marks an escape.
     decoding
-        Shape: (16,), uint8. Code -> exponent.
+        Shape: (16,), uint8, aligned to 4 bytes. Code -> exponent.
     pad
         The bit pattern that fills up the last chunk: code 0, no escape.
     """
@@ -59,12 +62,19 @@ def not_zero(x):
 
 
 @triton.jit
-def look_up(x, table):
-    """table[byte] for every byte of x."""
+def look_up(x, table, ASM: tl.constexpr):
+    """table[byte] for every byte of x. The table must be aligned to its 256 bytes."""
     result = x ^ x
     for lane in tl.static_range(4):
-        at = (x >> 8 * lane) & 0xFF
-        result |= tl.load(table + at.to(tl.int32)).to(tl.uint32) << 8 * lane
+        if ASM:
+            # The byte becomes the address's lowest: one instruction, not an addition of 64 bits.
+            base = table.to(tl.uint64, bitcast=True)
+            low = permute(x, base.to(tl.uint32), 0x7650 | lane, ASM)
+            address = base & 0xFFFFFFFF00000000 | low.to(tl.uint64)
+            at = address.to(tl.pointer_type(tl.uint8), bitcast=True)
+        else:
+            at = table + ((x >> 8 * lane) & 0xFF).to(tl.int32)
+        result |= tl.load(at).to(tl.uint32) << 8 * lane
     return result
 
 
@@ -76,7 +86,7 @@ def encode_exponents(exponents, base, table, KIND: tl.constexpr, ASM: tl.constex
     is not; which of the bytes it is, only `find_escapes` can tell.
     """
     if KIND == TABLE:
-        codes = look_up(exponents, table)
+        codes = look_up(exponents, table, ASM)
         return codes, codes
     codes = add_bytes(exponents, -base)
     if KIND == WINDOW:
@@ -98,12 +108,33 @@ def find_escapes(exponents, codes, KIND: tl.constexpr):
 
 
 @triton.jit
-def decode_exponents(codes, base, table, KIND: tl.constexpr, ASM: tl.constexpr):
-    """The exponents of four codes of at most 15."""
-    if KIND == TABLE:
-        return look_up(codes, table)
+def decode_exponents(codes, base, KIND: tl.constexpr, ASM: tl.constexpr):
+    """The exponents of four codes of at most 15, of a window."""
     exponents = codes + base.to(tl.uint32) * ONES
     if KIND == WINDOW:
         return exponents
     # A code of at most 15 plus 0x7F has its top bit set unless it is 0, and carries nothing over.
     return exponents & whole_bytes(codes + LOW_SEVEN, ASM)
+
+
+@triton.jit
+def look_up_nibbles(both, table, ASM: tl.constexpr):
+    """table[nibble] for all nibbles, those of the low and of the high two bytes of `both`.
+
+    The nibbles are selectors of table bytes as they stand, but for their top bits, which choose
+    between what the two halves of the table have. The table is 16 bytes, aligned.
+    """
+    words = table.to(tl.pointer_type(tl.uint32), bitcast=True)
+    first, second, third, fourth = (
+        tl.load(words), tl.load(words + 1), tl.load(words + 2), tl.load(words + 3)
+    )  # fmt: skip
+    within = both & 0x77777777
+    half = ((both >> 1) & 0x44444444) | 0x32103210
+    near = permute_by(
+        permute_by(first, second, within, ASM), permute_by(third, fourth, within, ASM), half, ASM
+    )
+    within, half = within >> 16, half >> 16
+    far = permute_by(
+        permute_by(first, second, within, ASM), permute_by(third, fourth, within, ASM), half, ASM
+    )
+    return near, far

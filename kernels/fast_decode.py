@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .bits import LOW_NIBBLES, join
-from .book import DeviceBook, decode_exponents
+from .bits import LOW_NIBBLES, join, join_pairs
+from .book import TABLE, DeviceBook, decode_exponents, look_up_nibbles
 from .fast_encode import LANES
 from .launch import chunks_per_program, has_ptx
 from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate, place
@@ -80,10 +80,17 @@ def fast_decode_kernel(
         chunk = begin + step
         both = tl.load(code_words + chunk.to(tl.int64) * 128 + word)
         rest = rest_words + chunk.to(tl.int64) * 256 + word
-        low = decode_exponents(both & LOW_NIBBLES, base, table, KIND, ASM)
-        high = decode_exponents((both >> 4) & LOW_NIBBLES, base, table, KIND, ASM)
-        low = join(low, tl.load(rest), ASM)
-        high = join(high, tl.load(rest + 128), ASM)
+        low_rests, high_rests = tl.load(rest), tl.load(rest + 128)
+        if KIND == TABLE:
+            # Exponents of the low and of the high half take turns in these.
+            near, far = look_up_nibbles(both, table, ASM)
+            low = join_pairs(near, far, 0x20, 0x20, low_rests, ASM)
+            high = join_pairs(near, far, 0x31, 0x31, high_rests, ASM)
+        else:
+            low = decode_exponents(both & LOW_NIBBLES, base, KIND, ASM)
+            low = join(low, low_rests, ASM)
+            high = decode_exponents((both >> 4) & LOW_NIBBLES, base, KIND, ASM)
+            high = join(high, high_rests, ASM)
         store_half(cache, ids, pages, 2 * chunk, units, low, WIDE, ASM)
         store_half(cache, ids, pages, 2 * chunk + 1, units, high, WIDE, ASM)
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from .bits import HIGH_NIBBLES, count_bits, gather_top_bits, split, whole_bytes
-from .book import DeviceBook, encode_exponents, find_escapes
+from .book import TABLE_BYTES, DeviceBook, encode_exponents, find_escapes
 from .launch import MOST_PER_PROGRAM, chunks_per_program, has_ptx
 from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe, locate, place
 
@@ -105,6 +105,8 @@ def fast_encode(
     elements = ids.numel() * view[0].numel()
     if elements > buffers.elements:
         raise ValueError(f"{elements} elements do not fit into buffers for {buffers.elements}")
+    if book.encoding.data_ptr() % TABLE_BYTES:
+        raise ValueError(f"the codebook's table is not aligned to its {TABLE_BYTES} bytes")
     chunks = triton.cdiv(elements, CHUNK)
     per_program = chunks_per_program(chunks)
     buffers.reserved.zero_()
@@ -147,8 +149,7 @@ def fast_encode_kernel(
     first = tl.program_id(0) * chunks_per_program
     for step in range(tl.minimum(chunks_per_program, chunks - first)):
         chunk = first + step
-        low = load_half(cache, ids, pages, 2 * chunk, units, pad, WIDE, ASM)
-        high = load_half(cache, ids, pages, 2 * chunk + 1, units, pad, WIDE, ASM)
+        low, high = load_chunk(cache, ids, pages, chunk, units, pad, WIDE, ASM)
         low_exponents, low_rests = split(low, ASM)
         high_exponents, high_rests = split(high, ASM)
         rest = rests + chunk.to(tl.int64) * 256 + word
@@ -157,9 +158,9 @@ def fast_encode_kernel(
 
         low_codes, suspicion = encode_exponents(low_exponents, base, table, KIND, ASM)
         high_codes, high_suspicion = encode_exponents(high_exponents, base, table, KIND, ASM)
-        suspicion = (suspicion | high_suspicion) & HIGH_NIBBLES
+        suspicion = tl.reduce(suspicion | high_suspicion, 1, either) & HIGH_NIBBLES
         count = tl.full((), 0, tl.int32)
-        if tl.max(tl.max(suspicion, axis=1), axis=0) != 0:
+        if tl.max(suspicion, axis=0) != 0:
             low_flags = find_escapes(low_exponents, low_codes, KIND)
             high_flags = find_escapes(high_exponents, high_codes, KIND)
             low_codes &= ~whole_bytes(low_flags, ASM)
@@ -182,13 +183,37 @@ def fast_encode_kernel(
                 )  # fmt: skip
             free += count
             left -= count
-        tl.store(codes + chunk.to(tl.int64) * 128 + word, low_codes | (high_codes << 4))
+        tl.store(codes + chunk.to(tl.int64) * 128 + word, low_codes + high_codes * 16)
         tl.store(counts + chunk, count.to(tl.int16))
 
 
 @triton.jit
-def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr, ASM: tl.constexpr):
-    """Half a chunk as words of four elements; `pad` where the run has ended. Shape: (32, 4)."""
+def either(one, other):
+    """Bits set in one of two words."""
+    return one | other
+
+
+@triton.jit
+def load_chunk(cache, ids, pages, chunk, units, pad, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """A chunk's halves as words of four elements; `pad` where the run has ended.
+
+    Shapes: (32, 4).
+    """
+    # The masked form costs a move for every register, and only the last chunk needs it.
+    if WIDE and (chunk + 1) * LANES <= units:
+        low = load_half(cache, ids, pages, 2 * chunk, units, pad, True, True, ASM)
+        high = load_half(cache, ids, pages, 2 * chunk + 1, units, pad, True, True, ASM)
+    else:
+        low = load_half(cache, ids, pages, 2 * chunk, units, pad, False, WIDE, ASM)
+        high = load_half(cache, ids, pages, 2 * chunk + 1, units, pad, False, WIDE, ASM)
+    return low, high
+
+
+@triton.jit
+def load_half(
+    cache, ids, pages, half, units, pad, WHOLE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
+):  # fmt: skip
+    """Half a chunk; `WHOLE` says that the run does not end in it."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, 4)
     if WIDE:
@@ -196,8 +221,7 @@ def load_half(cache, ids, pages, half, units, pad, WIDE: tl.constexpr, ASM: tl.c
         index, offset = locate(unit, pages, WIDE)
         offset += lane % 2 * 2
         cache = cache.to(tl.pointer_type(tl.uint64), bitcast=True)
-        # The masked form costs a move for every register, and only the last chunk needs it.
-        if (half + 1) * (LANES // 2) <= units:
+        if WHOLE:
             block = tl.load(ids + index)
             at = place(block, offset, pages, WIDE, ASM) * 2
             words = tl.load(cache + at[:, None] + column[None, :])

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .fast_encode import LANES, EncodeBuffers, load_half
+from .fast_encode import LANES, EncodeBuffers, load_chunk
 from .launch import has_ptx
 from .pages import CHUNK, GROUP, PAGE_ARGUMENTS, Divisor, Pages, describe
 
@@ -46,7 +46,6 @@ def keep_raw_kernel(
         word = tl.arange(0, LANES)[:, None] * 4 + tl.arange(0, 4)[None, :]
         raw = raw.to(tl.pointer_type(tl.uint64), bitcast=True) + chunk.to(tl.int64) * 256
         pad = tl.full((), 0, tl.int16)
-        tl.store(raw + word, load_half(cache, ids, pages, 2 * chunk, units, pad, WIDE, ASM))
-        tl.store(
-            raw + 128 + word, load_half(cache, ids, pages, 2 * chunk + 1, units, pad, WIDE, ASM)
-        )
+        low, high = load_chunk(cache, ids, pages, chunk, units, pad, WIDE, ASM)
+        tl.store(raw + word, low)
+        tl.store(raw + 128 + word, high)

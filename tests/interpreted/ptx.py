@@ -31,13 +31,13 @@ def inline_asm(_builder, asm, constraints, values, types, is_pure, pack):
 def prmt(a, b, selector):
     assert a.dtype == b.dtype == np.uint32
     pool = (b.astype(np.uint64) << np.uint64(32)) | a
-    result = np.zeros_like(a)
+    selector = np.asarray(selector, np.uint64)
+    result = np.uint32(0)
     for i in range(4):
-        nibble = selector >> 4 * i & 15
-        byte = (pool >> np.uint64(8 * (nibble & 7))).astype(np.uint32) & np.uint32(0xFF)
-        if nibble & 8:
-            byte = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
-        result |= byte << np.uint32(8 * i)
+        nibble = selector >> np.uint64(4 * i) & np.uint64(15)
+        byte = (pool >> np.uint64(8) * (nibble & np.uint64(7))).astype(np.uint32) & np.uint32(0xFF)
+        signs = np.where(byte & 0x80, np.uint32(0xFF), np.uint32(0))
+        result |= np.where(nibble & np.uint64(8), signs, byte) << np.uint32(8 * i)
     return result
 
 

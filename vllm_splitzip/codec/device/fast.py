@@ -159,10 +159,19 @@ def device_book(book: Codebook, device: torch.device) -> DeviceBook:
     return DeviceBook(
         kind=kind,
         base=base,
-        encoding=torch.tensor(book.encoding_table(), device=device),
+        encoding=_aligned(book.encoding_table(), device),
         decoding=torch.tensor(book.decoding_table(), device=device),
         pad=book.exponents[0] << 7,
     )
+
+
+def _aligned(table: Bytes, device: torch.device) -> torch.Tensor:
+    """A copy of a table on the device, at an address that is a multiple of its size."""
+    room = torch.empty(2 * table.size, dtype=torch.uint8, device=device)
+    first = -room.data_ptr() % table.size
+    copy = room[first : first + table.size]
+    copy.copy_(torch.from_numpy(table))
+    return copy
 
 
 def encode_raw(view: torch.Tensor, table: Table) -> Pending:
