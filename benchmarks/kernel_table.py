@@ -200,7 +200,8 @@ elements; in the plane of 1 bit two lanes share 16 bytes, which they put togethe
 encoding and read both when decoding. In decode neighbouring lanes exchange 8 of 16 neighbours, so
 that a store of all lanes fills whole sectors of 32 bytes; encode loads halves of sectors, and finds
 the other halves in the L1 cache. What was tried, in instructions per element on sm_90, rows of
-multiples of 32; figures in the last line are of today, the others of when it was tried:
+multiples of 32, in the first two lines of 8; the last line is of today, the others of when it was
+tried:
 
 | what | encode | decode |
 |---|---|---|
