@@ -141,7 +141,7 @@ def run_model(
     """Measure one model, with as many servers alive as memory allows."""
     setup = Setup(models.ensure(name), step_tokens=options.step_tokens)
     bench = Bench(name, setup, link, options, measurements)
-    for group in groups_of(arms, options.servers or servers_that_fit()):
+    for group in groups_of(arms, options.servers or servers_that_fit(name)):
         if any(bench.missing(group)):
             with bench.fleet(group):
                 bench.run(group)

@@ -30,8 +30,8 @@ LOGS = BUILD / "disagg-logs"
 CODECS = ("raw", "fast", "dense", "max", "auto")
 ARMS = ("none", "nixl", *CODECS)
 
-SERVER_BYTES = 3.4e9
-"""Memory of one vLLM server with its three processes, of the models measured here."""
+SERVER_BYTES = {"smollm2-135m": 3.4e9, "gemma3-270m": 6.2e9}
+"""Memory of one vLLM server with its three processes, by model."""
 
 LOAD_TIMEOUT_S = 300.0
 """On a slow link several prompts take longer than the default."""
@@ -98,9 +98,9 @@ def groups_of(arms: Sequence[str], most_servers: int) -> list[list[str]]:
     return groups
 
 
-def servers_that_fit() -> int:
-    """vLLM servers for which this machine has memory now."""
-    return max(2, int((psutil.virtual_memory().available - 1.5e9) // SERVER_BYTES))
+def servers_that_fit(model: str) -> int:
+    """vLLM servers of a model for which this machine has memory now."""
+    return max(2, int((psutil.virtual_memory().available - 1.5e9) // SERVER_BYTES[model]))
 
 
 class Fleet:
