@@ -191,8 +191,8 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
         "greatest in brackets. *At decode*: from the request's arrival at the decode server to "
         "its first token. *Tokens*: those of a server alone, `equal` but for differences that "
         "start at a tie in BF16. Arms take turns as far as memory holds their servers: with codecs "
-        "and without one after the other, Gemma's in pairs. NixlConnector's engine and worker poll: "
-        "when they waited longest here, they were seen to keep both cores busy between them."
+        "and without one after the other, Gemma's in pairs. NixlConnector's engine and worker "
+        "poll: when they waited longest here, they were seen to keep both cores busy."
     )
     for model in dict.fromkeys(row["model"] for row in data["rows"]):
         yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
