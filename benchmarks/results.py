@@ -251,7 +251,7 @@ def _against_raw(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]
                 slow["decode_ttft_s"] - fast["decode_ttft_s"]
                 for slow, fast in ((row, idle), (raw, raw_idle))
             )
-            beyond = f"{there / here:.2f}" if here > 0 else ""
+            beyond = f"{there / here:.2f}" if min(here, there) > 0 else ""
         names = ("link_bytes", "link_s", "ttft_s", "decode_ttft_s")
         quotients = (f"{raw[name] / row[name]:.2f}" for name in names)
         yield model, f"{tokens:,}", link, f"`{arm}`", *quotients, beyond
