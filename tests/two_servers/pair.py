@@ -85,7 +85,8 @@ class Pair:
     def __init__(self, directory: Path, model: Path) -> None:
         self.directory = directory
         self.model = str(model)
-        self.http = httpx.Client()
+        # A server closes what it has not heard of for 5 s, perhaps while the next request is sent.
+        self.http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
         self.pool = ThreadPoolExecutor(16)
         self.store = redis_server(directory)
         self.link = Link(self.store.port)
