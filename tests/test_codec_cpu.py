@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bits import assert_bits_equal
+from bits import assert_bits_equal, assert_same_streams, at_odd_addresses
 from vllm_splitzip.codec.codebook import Codebook
 from vllm_splitzip.codec.coded import CHUNK, Blocks, Coded, Words
 from vllm_splitzip.codec.cpu import fast as cpu
@@ -88,15 +88,6 @@ def flat(blocks: Blocks) -> Words:
 
 def empty_like(blocks: Blocks) -> Blocks:
     return Blocks(np.full(blocks.pages.shape, 0xBEEF, blocks.pages.dtype), blocks.table)
-
-
-def assert_same_streams(actual: Coded, expected: Coded) -> None:
-    assert (actual.mode, actual.elements) == (expected.mode, expected.elements)
-    assert list(actual.tables) == list(expected.tables)
-    for ours, theirs in zip(actual.dense, expected.dense, strict=True):
-        assert_bits_equal(ours, theirs)
-    for name, theirs in expected.tables.items():
-        assert_bits_equal(actual.tables[name], theirs)
 
 
 def check(words: Words, book: Codebook, row: int | None = None, threads: int = 2) -> Coded:
@@ -254,15 +245,7 @@ def test_streams_need_no_alignment(book: Codebook) -> None:
     blocks = blocks_of(kv_like(6 * CHUNK, book), 512)
     coded = reference.encode(flat(blocks), book)
 
-    def at_odd_address(stream: np.ndarray) -> np.ndarray:
-        held = np.frombuffer(b"\0" + stream.tobytes(), np.uint8)
-        return held[1:] if held.ctypes.data % 2 == 0 else held[1:].copy()
-
-    moved = replace(
-        coded,
-        dense=tuple(at_odd_address(s) for s in coded.dense),
-        tables={name: at_odd_address(s) for name, s in coded.tables.items()},
-    )
+    moved = at_odd_addresses(coded)
     back = empty_like(blocks)
     cpu.decode_fast(moved, book, back)
     assert_bits_equal(flat(back), flat(blocks))

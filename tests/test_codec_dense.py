@@ -23,13 +23,11 @@ from windowed import (
     DENSE_CODERS,
     SHAPE,
     UNSIGNED,
-    WAYS,
     Coder,
     blocks_of,
     coder_id,
     empty_like,
     kv_like,
-    take_way,
     with_one,
 )
 
@@ -37,11 +35,6 @@ from windowed import (
 @pytest.fixture(params=DENSE_CODERS, ids=coder_id)
 def coder(request: pytest.FixtureRequest) -> Coder:
     return request.param
-
-
-@pytest.fixture(params=WAYS)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_way(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("escapes", [0, 1, 2, 254, 255, 256])

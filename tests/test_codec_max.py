@@ -27,13 +27,11 @@ from vllm_splitzip.errors import FrameLayoutError
 from windowed import (
     MAX_CODERS,
     SHAPE,
-    WAYS,
     Coder,
     blocks_of,
     coder_id,
     empty_like,
     kv_like,
-    take_way,
     with_one,
 )
 
@@ -41,11 +39,6 @@ from windowed import (
 @pytest.fixture(params=MAX_CODERS, ids=coder_id)
 def coder(request: pytest.FixtureRequest) -> Coder:
     return request.param
-
-
-@pytest.fixture(params=WAYS)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_way(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("_way")

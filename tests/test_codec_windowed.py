@@ -2,15 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bits import assert_bits_equal
+from bits import assert_bits_equal, at_odd_addresses
 from vllm_splitzip.codec import host
 from vllm_splitzip.codec.packing import PACKINGS
 from vllm_splitzip.errors import FrameLayoutError
@@ -18,7 +16,6 @@ from windowed import (
     DENSE_CODERS,
     MAX_CODERS,
     SHAPE,
-    WAYS,
     Coder,
     blocks_of,
     coder_id,
@@ -26,7 +23,6 @@ from windowed import (
     every_pattern,
     flat,
     kv_like,
-    take_way,
     with_one,
 )
 
@@ -37,11 +33,6 @@ SHAPES = [SHAPE, (1, 16, 24), (3, 5, 7), (1, 1, 1), (1, 16, 512), (1, 64, 576), 
 @pytest.fixture(params=CODERS, ids=coder_id)
 def coder(request: pytest.FixtureRequest) -> Coder:
     return request.param
-
-
-@pytest.fixture(params=WAYS)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_way(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("_way")
@@ -142,16 +133,7 @@ def test_streams_need_no_alignment(coder: Coder) -> None:
     """Streams as a frame holds them: read-only, at odd addresses."""
     blocks = coder.some_blocks(wild=0.01)
     coded = coder.reference(blocks)
-
-    def at_odd_address(stream: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        held = np.frombuffer(b"\0" + stream.tobytes(), np.uint8)
-        return held[1:] if held.ctypes.data % 2 == 0 else held[1:].copy()
-
-    moved = replace(
-        coded,
-        dense=tuple(at_odd_address(s) for s in coded.dense),
-        tables={name: at_odd_address(s) for name, s in coded.tables.items()},
-    )
+    moved = at_odd_addresses(coded)
     back = empty_like(blocks)
     coder.decode(moved, back)
     assert_bits_equal(flat(back), flat(blocks))

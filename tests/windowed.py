@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 
-from bits import assert_bits_equal
+from bits import assert_bits_equal, assert_same_streams
 from vllm_splitzip.codec.coded import Blocks, Coded
 from vllm_splitzip.codec.cpu import dense as cpu_dense
 from vllm_splitzip.codec.cpu import max as cpu_max
@@ -153,12 +152,7 @@ class Coder:
         actual = self.encode(blocks, threads)
         if expected.nbytes < elements.nbytes:
             assert actual is not None
-            assert (actual.mode, actual.elements) == (expected.mode, expected.elements)
-            assert list(actual.tables) == list(expected.tables)
-            for ours, theirs in zip(actual.dense, expected.dense, strict=True):
-                assert_bits_equal(ours, theirs)
-            for name, theirs in expected.tables.items():
-                assert_bits_equal(actual.tables[name], theirs)
+            assert_same_streams(actual, expected)
         else:
             assert actual is None
         back = empty_like(blocks)
@@ -169,25 +163,11 @@ class Coder:
         return expected
 
 
-def take_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small inputs through the stores for large ones, and as on lesser processors."""
-    for module in (cpu_dense, cpu_max):
-        monkeypatch.setattr(module, "JOB_TILES", 3)
-        if way == "streamed":
-            monkeypatch.setattr(module, "STREAM_BYTES", 0)
-        if way == "no-compress":
-            monkeypatch.setattr(module, "COMPRESSES", False)
-
-
 DENSE_CODERS = [
     *(Coder("dense", scheme) for scheme in DENSE.values()),
     *(Coder("fast", scheme) for scheme in FAST.values()),
 ]
 MAX_CODERS = [Coder("max", scheme) for scheme in MAX.values()]
-
-
-WAYS = ["cached", "streamed", "no-compress"]
-"""Of `take_way`."""
 
 
 def coder_id(coder: Coder) -> str:
