@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .bits import HIGH_BITS, ONES
-from .tiles import LANES, columns_of
+from .lanes import LANES, columns_of
 
 LEVELS = ((-1, 3, -2), (-3, 4, -4), (-5, -6, -7))
 """The binades that digits 0, 1 and 2 stand for on levels 2 to 4."""

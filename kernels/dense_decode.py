@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .lanes import LANES, exchange
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages, place
 from .planes import from_planes, load_planes, unpack_some
@@ -22,12 +23,10 @@ from .tiles import (
     CHUNK,
     CHUNKS,
     INTEGERS,
-    LANES,
     PAIRS,
     TILE,
     VECTOR,
     describe_tiles,
-    exchange,
     find,
     find_vector,
     load_bases,

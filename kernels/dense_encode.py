@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .bits import HIGH_BITS, LOW_SEVEN, ONES, count_bits, gather_top_bits
+from .lanes import LANES, columns_of
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import no_plane, store_planes, to_planes
@@ -25,11 +26,9 @@ from .tiles import (
     CHUNK,
     CHUNKS,
     INTEGERS,
-    LANES,
     PAIRS,
     TILE,
     VECTOR,
-    columns_of,
     describe_tiles,
     in_low,
     keep_tile,

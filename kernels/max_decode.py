@@ -24,23 +24,12 @@ from .cascade import (
     running,
     up_to_each,
 )
+from .lanes import LANES, columns_of, exchange, side_by_side
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import from_planes, load_planes
 from .rotation import unrotate
-from .tiles import (
-    INTEGERS,
-    LANES,
-    PAIRS,
-    TILE,
-    columns_of,
-    describe_tiles,
-    exchange,
-    load_bases,
-    load_low,
-    side_by_side,
-    store_words,
-)
+from .tiles import INTEGERS, PAIRS, TILE, describe_tiles, load_bases, load_low, store_words
 
 
 def lists_bytes(elements: int) -> int:

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from .bits import ONES, whole_bytes
 from .cascade import DIGITS, LISTED, NEXT, append, code_level, handed_on, up_to_each
+from .lanes import LANES, columns_of
 from .launch import has_ptx
 from .pages import PAGE_ARGUMENTS, Divisor, Pages
 from .planes import no_plane, store_planes, to_planes
@@ -27,10 +28,8 @@ from .rotation import rotate
 from .tiles import (
     CHUNK,
     INTEGERS,
-    LANES,
     PAIRS,
     TILE,
-    columns_of,
     describe_tiles,
     in_low,
     keep_tile,

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from .bits import ONES
-from .tiles import CHUNK, LANES, TILE, from_lane
+from .lanes import LANES, from_lane
+from .tiles import CHUNK, TILE
 
 
 @triton.jit
