@@ -202,15 +202,27 @@ class Pair:
         return self.ask(self.prefill, prompt, max_tokens)
 
     def forget(self, *servers: Server) -> None:
-        """Empty vLLM's own prefix cache of some servers, which must be idle."""
+        """Empty vLLM's own prefix cache of some servers, which must be idle.
+
+        vLLM refuses while it has not freed all blocks, which it does after it has answered.
+        """
         for server in servers:
-            reply = self.http.post(f"http://127.0.0.1:{server.port}/reset_prefix_cache")
-            reply.raise_for_status()
+            url = f"http://127.0.0.1:{server.port}/reset_prefix_cache"
+
+            def is_empty(url: str = url) -> bool:
+                return bool(self.http.post(url).raise_for_status().json()["success"])
+
+            assert wait_for(is_empty, 30), f"{url} does not succeed"
 
     def empty_store(self) -> None:
         """Delete all that is stored."""
         with redis.Redis(port=self.store.port) as client:
             client.flushall()
+
+    def keys(self) -> int:
+        """How many keys there are in the store: two for each frame."""
+        with redis.Redis(port=self.store.port) as client:
+            return int(client.dbsize())
 
     def fresh(self) -> None:
         """Nothing is stored, nothing cached, nothing on its way; the store is well."""

@@ -66,6 +66,7 @@ def test_the_store_answers_after_the_deadline(pair, proxy, crowd):
     for prompt, _ in crowd:
         pair.ask(pair.prefill, prompt, 1, kv_transfer_params=FOR_ANOTHER)
     pair.settle()
+    assert wait_for(lambda: pair.keys() >= 2 * len(crowd))
     failed = pair.metric(pair.decode, "frames_failed")
     pair.link.delay_s = 0.05
     futures = [pair.ask_in_background(pair.decode, prompt) for prompt, _ in crowd]
