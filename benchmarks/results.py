@@ -1,7 +1,7 @@
 """The results page, out of what the other benchmarks left in build/.
 
-``python -m benchmarks.results`` writes benchmarks/results.md and copies the pictures beside it. A
-benchmark that was not run has its command there, and no figures.
+``python -m benchmarks.results`` writes benchmarks/results.md and copies the pictures beside it. The
+page keeps what it says of a benchmark that has left nothing in build/.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.once import REPO_ROOT
@@ -35,18 +35,25 @@ machine code of the GPU kernels.
 
 def main() -> None:
     FIGURES.mkdir(exist_ok=True)
+    earlier = sections(PAGE.read_text()) if PAGE.exists() else {}
     page = [HEAD]
     for title, name, command, show in SECTIONS:
-        page.append(f"## {title}\n\n`{command}`")
         path = BUILD / name
         if path.exists():
             taken = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
-            page.append(f"{taken}, {machine()}.")
-            page.extend(show(json.loads(path.read_text())))
+            lines = (f"`{command}`", f"{taken}, {machine()}.", *show(json.loads(path.read_text())))
+            text = "\n\n".join(lines)
         else:
-            page.append("Not run.")
+            text = earlier.get(title, f"`{command}`\n\nNot run.")
+        page.append(f"## {title}\n\n{text}")
     PAGE.write_text("\n\n".join(page) + "\n")
     print(f"wrote {PAGE.relative_to(REPO_ROOT)}")
+
+
+def sections(page: str) -> dict[str, str]:
+    """What a page says under each of its headings, by heading."""
+    _, *found = page.split("\n## ")
+    return {title: text.strip() for title, _, text in (each.partition("\n") for each in found)}
 
 
 def machine() -> str:
@@ -184,7 +191,7 @@ def overhead(data: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def disagg(data: Mapping[str, Any]) -> Iterator[str]:
+def two_servers(data: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Two vLLM servers in network namespaces with a shaped link between them, the store beside "
         "the prefill server, vLLM's own `toy_proxy_server.py` in front. Medians; least and "
@@ -194,8 +201,29 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
         "and without one after the other, Gemma's in pairs. NixlConnector's engine and worker "
         "poll: when they waited longest here, they were seen to keep both cores busy."
     )
+    yield from disagg(data, "disagg")
+    for served in sorted(BUILD.glob("disagg-bench-serve-*.txt")):
+        arm = served.stem.removeprefix("disagg-bench-serve-")
+        yield f"`vllm bench serve` through the proxy, {arm}:"
+        yield f"```\n{served.read_text().strip()}\n```"
+    for drawn in sorted(BUILD.glob("timeline-*.png")):
+        yield f"A request, from both sides' traces (`python -m benchmarks.timeline`), {drawn.stem}:"
+        yield picture(drawn.name, drawn.stem)
+
+
+def two_servers_without_bf16(data: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "The same on a processor that has AVX-512 but no instructions for BF16: vLLM prefills "
+        "there at a fraction of the speed, so that links, and what is saved on them, are a smaller "
+        "part of a first token."
+    )
+    yield from disagg(data, "disagg-no-bf16")
+
+
+def disagg(data: Mapping[str, Any], stem: str) -> Iterator[str]:
+    """Figures of one run. `stem`: of its file, and of its pictures."""
     for model in dict.fromkeys(row["model"] for row in data["rows"]):
-        yield picture(f"disagg-{model}.png", "speed-up over raw by link rate")
+        yield picture(f"{stem}-{model}.png", "speed-up over raw by link rate")
     yield (
         "How many times as few bytes and seconds as with `raw`, by medians. *Beyond unshaped*: at "
         "the decode server, without what the same arm waits there for an unshaped link."
@@ -207,6 +235,15 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
         ),
         _against_raw(data["rows"]),
     )  # fmt: skip
+    yield (
+        "Unshaped, where there is nothing to gain: the first token with `auto` against that with "
+        "`raw`. *Quotient*: of the two in one repeat, median and quartiles. `none` computes the "
+        "prompt again on the decode server."
+    )
+    yield table(
+        ("model", "prompt", "repeats", "`auto`, s", "`raw`, s", "`none`, s", "quotient"),
+        _unshaped(data["rows"], data["measurements"]),
+    )
     yield "All of it:"
     yield table(
         (
@@ -224,13 +261,6 @@ def disagg(data: Mapping[str, Any]) -> Iterator[str]:
             for row in data["rows"]
         ),
     )  # fmt: skip
-    for served in sorted(BUILD.glob("disagg-bench-serve-*.txt")):
-        arm = served.stem.removeprefix("disagg-bench-serve-")
-        yield f"`vllm bench serve` through the proxy, {arm}:"
-        yield f"```\n{served.read_text().strip()}\n```"
-    for drawn in sorted(BUILD.glob("timeline-*.png")):
-        yield f"A request, from both sides' traces (`python -m benchmarks.timeline`), {drawn.stem}:"
-        yield picture(drawn.name, drawn.stem)
 
 
 def _against_raw(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
@@ -255,6 +285,32 @@ def _against_raw(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]
         names = ("link_bytes", "link_s", "ttft_s", "decode_ttft_s")
         quotients = (f"{raw[name] / row[name]:.2f}" for name in names)
         yield model, f"{tokens:,}", link, f"`{arm}`", *quotients, beyond
+
+
+def _unshaped(
+    rows: Sequence[Mapping[str, Any]], measurements: Sequence[Mapping[str, Any]]
+) -> Iterator[Sequence[object]]:
+    """Of each model and prompt: `auto` on a link without a rate, and what it is held against."""
+    unshaped = [row for row in rows if row["link"] == "unshaped"]
+    by = {(row["model"], row["prompt_tokens"], row["arm"]): row["ttft_s"] for row in unshaped}
+    for model, tokens in dict.fromkeys((row["model"], row["prompt_tokens"]) for row in unshaped):
+        here = {
+            (each["repeat"], each["arm"]): each["ttft_s"]
+            for each in measurements
+            if (each["model"], each["prompt_tokens"], each["link"]) == (model, tokens, "unshaped")
+        }
+        repeats = sorted(
+            repeat for repeat, arm in here if arm == "auto" and (repeat, "raw") in here
+        )
+        if len(repeats) < 2:
+            continue
+        low, middle, high = quantiles(here[each, "auto"] / here[each, "raw"] for each in repeats)
+        seconds = (by.get((model, tokens, arm)) for arm in ("auto", "raw", "none"))
+        yield (
+            model, f"{tokens:,}", len(repeats),
+            *("" if each is None else f"{each:.2f}" for each in seconds),
+            f"{middle:.3f} [{low:.3f} - {high:.3f}]",
+        )  # fmt: skip
 
 
 def _tokens(row: Mapping[str, Any]) -> str:
@@ -306,7 +362,18 @@ SECTIONS: tuple[tuple[str, str, str, Show], ...] = (
     ),
     ("A request without a hit", "overhead.json", "python -m benchmarks.overhead", overhead),
     ("A worker's memory", "memory.json", "python -m benchmarks.memory", memory),
-    ("Prefill and decode on two machines", "disagg.json", "python -m benchmarks.disagg", disagg),
+    (
+        "Prefill and decode on two machines",
+        "disagg.json",
+        "python -m benchmarks.disagg",
+        two_servers,
+    ),
+    (
+        "Two machines whose processor has no BF16 instructions",
+        "disagg-no-bf16.json",
+        "python -m benchmarks.disagg --out build/disagg-no-bf16.json",
+        two_servers_without_bf16,
+    ),
 )
 
 if __name__ == "__main__":

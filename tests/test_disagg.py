@@ -122,7 +122,7 @@ def test_rows_are_medians_in_the_order_of_links_and_arms(tmp_path):
     unshaped = {row.arm: row for row in rows if row.link == "unshaped"}
     slow = [table.predicted_ttft_s(unshaped[arm], 1e3) for arm in ("raw", "fast")]
     assert math.isclose(slow[0] / slow[1], 4 / 3, rel_tol=1e-4)
-    table.plot(rows, tmp_path)
+    table.plot(rows, tmp_path / "disagg.json")
     assert (tmp_path / "disagg-m.png").stat().st_size > 10_000
 
 

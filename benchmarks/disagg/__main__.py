@@ -14,8 +14,8 @@ after the other. `auto` gets a few requests on each link before it counts.
 
 ``python -m benchmarks.disagg`` measures all of it, which takes hours; `--arms`, `--links`,
 `--models`, `--prompts` and `--repeats` choose a part, and `--resume` adds to what is there. It
-needs root, and prints a table. build/disagg.json holds the medians (`rows`) and every single
-measurement; build/disagg-MODEL.png shows the speed-up against the link's rate.
+needs root, and prints a table. build/disagg.json, or what `--out` names, holds the medians (`rows`)
+and every single measurement; build/disagg-MODEL.png shows the speed-up against the link's rate.
 """
 
 import argparse
@@ -72,7 +72,7 @@ the decode side may tell of the link again."""
 def main() -> None:
     options = parse()
     end_tidily()
-    measurements = load(RESULT) if options.resume else []
+    measurements = load(options.out) if options.resume else []
     arms = known_arms(options.arms)
     try:
         with Link() as link:
@@ -83,7 +83,7 @@ def main() -> None:
     finally:
         # Also when it is interrupted: what there is can be looked at.
         rows = table.rows(measurements)
-        table.plot(rows, BUILD)
+        table.plot(rows, options.out)
         print(table.text(rows))
 
 
@@ -108,6 +108,7 @@ def parse() -> argparse.Namespace:
         "--rps-prompts", nargs="+", type=int, help="prompts of which they count; default: all"
     )
     parser.add_argument("--servers", type=int, help="most vLLM servers at a time")
+    parser.add_argument("--out", type=Path, default=RESULT, help="default: build/disagg.json")
     parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     parser.add_argument(
         "--bench-serve", action="store_true", help="run `vllm bench serve` on each proxy too"
@@ -361,9 +362,9 @@ def save(measurements: Sequence[dict[str, Any]], options: argparse.Namespace) ->
             "concurrency": options.concurrency,
         },
     }
-    scratch = RESULT.with_suffix(".part")
+    scratch = options.out.with_suffix(".part")
     scratch.write_text(json.dumps(result, indent=1) + "\n")
-    scratch.replace(RESULT)
+    scratch.replace(options.out)
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def predicted_ttft_s(unshaped: Row, rate: float) -> float:
     return unshaped.ttft_s + unshaped.link_bytes * 8 / rate
 
 
-def plot(table: Sequence[Row], directory: Path) -> None:
-    """One picture per model, DIRECTORY/disagg-MODEL.png: speed-up over `raw` by link rate."""
+def plot(table: Sequence[Row], result: Path) -> None:
+    """One picture per model beside the result, STEM-MODEL.png: speed-up over `raw` by link rate."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -132,7 +132,7 @@ def plot(table: Sequence[Row], directory: Path) -> None:
         handles, labels = panels[0][-1].get_legend_handles_labels()
         panels[0][-1].legend(handles, labels, fontsize=8)
         figure.tight_layout()
-        figure.savefig(directory / f"disagg-{model}.png", dpi=120)
+        figure.savefig(result.with_name(f"{result.stem}-{model}.png"), dpi=120)
         plt.close(figure)
 
 
