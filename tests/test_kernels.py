@@ -1,12 +1,14 @@
 """The Triton kernels, run by Triton's interpreter.
 
 Each test is a process of its own: the interpreter is chosen before Triton is imported, for good.
+It works on one core, so that there are as many at a time as there are cores.
 """
 
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def interpreted(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=HERE.parent,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
@@ -28,10 +30,27 @@ def interpreted(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["kernels", "dense", "max", "connector"])
-def test_under_the_interpreter(module):
+@pytest.fixture(scope="module")
+def runs(request):
+    """The processes of all modules whose tests were selected, from the first test on."""
+    modules = [
+        item.callspec.params["module"]
+        for item in request.session.items
+        if item.originalname == test_under_the_interpreter.__name__
+    ]
     options = ["-p", "no:cacheprovider", "-q", "--no-header"]
-    print(interpreted("pytest", *options, str(HERE / "interpreted" / f"{module}.py")))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            module: pool.submit(
+                interpreted, "pytest", *options, str(HERE / "interpreted" / f"{module}.py")
+            )
+            for module in modules
+        }
+
+
+@pytest.mark.parametrize("module", ["both", "kernels", "dense", "max", "connector"])
+def test_under_the_interpreter(runs, module):
+    print(runs[module].result())
 
 
 def test_gpu_check_rehearsed(tmp_path):

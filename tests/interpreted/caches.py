@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bits import assert_bits_equal
-from vllm_splitzip.codec.coded import Coded
 from windowed import UNSIGNED
 
 RNG = np.random.default_rng(20260502)
@@ -69,12 +67,3 @@ def write(view: torch.Tensor, table: Any, rows: Any) -> None:
 def a_table(blocks: int) -> Any:
     """Blocks in any order, among two others."""
     return RNG.permutation(blocks + 2)[:blocks].astype(np.int64)
-
-
-def assert_same_streams(actual: Coded, expected: Coded) -> None:
-    assert (actual.mode, actual.elements) == (expected.mode, expected.elements)
-    for ours, theirs in zip(actual.dense, expected.dense, strict=True):
-        assert_bits_equal(ours, theirs)
-    assert actual.tables.keys() == expected.tables.keys()
-    for name, ours in actual.tables.items():
-        assert_bits_equal(ours, expected.tables[name])
