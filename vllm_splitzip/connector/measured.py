@@ -1,11 +1,15 @@
 """A store whose puts and gets are timed, for `codec: auto`."""
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..storage.base import Buffer, Fetched, Health, ObjectKey, Store, StoreStats
 from .auto import AutoCodec
 from .reports import LinkReports
+
+logger = logging.getLogger(__name__)
 
 LATE_S = 1.0
 """A put that was given up after so long says how slow the link is; one refused at once does not."""
@@ -33,6 +37,8 @@ def round_trip_s(store: Store, absent: ObjectKey) -> float:
 class MeasuredStore(Store):
     """Hands everything on to a store. What is put and fetched is what that store's tiers take.
 
+    Notes to and from other engines have a thread of their own: no frame waits for them.
+
     Parameters
     ----------
     auto
@@ -46,6 +52,8 @@ class MeasuredStore(Store):
         self._auto = auto
         self._reports = reports
         self._puts, self._gets = auto.puts, auto.gets
+        self._notes = ThreadPoolExecutor(1, "splitzip-notes")
+        self._noting: Future[None] | None = None
 
     def contains(self, keys: Sequence[ObjectKey], timeout_s: float) -> list[bool]:
         return self._store.contains(keys, timeout_s)
@@ -57,9 +65,7 @@ class MeasuredStore(Store):
             fetched = self._store.get(key, timeout_s)
         finally:
             self._gets.leave(fetched.data.nbytes if fetched is not None else 0)
-        link = self._auto.get_link
-        if link is not None:
-            self._reports.publish(link)
+        self._meanwhile(self._publish)
         return fetched
 
     def put(self, key: ObjectKey, parts: Sequence[Buffer], nbytes: int, timeout_s: float) -> bool:
@@ -71,13 +77,14 @@ class MeasuredStore(Store):
         finally:
             counts = stored or time.monotonic() - begin > LATE_S
             self._puts.leave(nbytes if counts else 0)
-        self._auto.heard(self._reports.latest())
+        self._meanwhile(self._listen)
         return stored
 
     def remove(self, key: ObjectKey) -> None:
         self._store.remove(key)
 
     def close(self) -> None:
+        self._notes.shutdown()
         self._store.close()
 
     @property
@@ -90,3 +97,24 @@ class MeasuredStore(Store):
 
     def describe(self) -> str:
         return self._store.describe()
+
+    def _meanwhile(self, work: Callable[[], None]) -> None:
+        """Let the notes' thread do something, unless it is still busy: there is a next time."""
+        if self._noting is None or self._noting.done():
+            self._noting = self._notes.submit(_logged, work)
+
+    def _publish(self) -> None:
+        link = self._auto.get_link
+        if link is not None:
+            self._reports.publish(link)
+
+    def _listen(self) -> None:
+        self._auto.heard(self._reports.latest())
+
+
+def _logged(work: Callable[[], None]) -> None:
+    """The thread's boundary: without notes an engine knows its own link only."""
+    try:
+        work()
+    except Exception:
+        logger.exception("SplitZip cannot exchange notes of how fast loads go")

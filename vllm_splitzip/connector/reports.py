@@ -32,7 +32,8 @@ TIMEOUT_S = 1.0
 
 
 class LinkReports:
-    """One rank's notes. The methods may be called from any thread, and may take `TIMEOUT_S`.
+    """One rank's notes. The methods may be called from any thread, and may take `TIMEOUT_S`,
+    which no frame should wait for.
 
     Parameters
     ----------
