@@ -222,19 +222,21 @@ def two_servers_without_bf16(data: Mapping[str, Any]) -> Iterator[str]:
 
 def disagg(data: Mapping[str, Any], stem: str) -> Iterator[str]:
     """Figures of one run. `stem`: of its file, and of its pictures."""
-    for model in dict.fromkeys(row["model"] for row in data["rows"]):
+    shaped = dict.fromkeys(row["model"] for row in data["rows"] if row["link"] != "unshaped")
+    for model in shaped:
         yield picture(f"{stem}-{model}.png", "speed-up over raw by link rate")
-    yield (
-        "How many times as few bytes and seconds as with `raw`, by medians. *Beyond unshaped*: at "
-        "the decode server, without what the same arm waits there for an unshaped link."
-    )
-    yield table(
-        (
-            "model", "prompt", "link", "arm", "bytes over link", "on link", "first token",
-            "at decode", "beyond unshaped",
-        ),
-        _against_raw(data["rows"]),
-    )  # fmt: skip
+    if shaped:
+        yield (
+            "How many times as few bytes and seconds as with `raw`, by medians. *Beyond unshaped*: "
+            "at the decode server, without what the same arm waits there for an unshaped link."
+        )
+        yield table(
+            (
+                "model", "prompt", "link", "arm", "bytes over link", "on link", "first token",
+                "at decode", "beyond unshaped",
+            ),
+            _against_raw(data["rows"]),
+        )  # fmt: skip
     yield (
         "Unshaped, where there is nothing to gain: the first token with `auto` against that with "
         "`raw`. *Quotient*: of the two in one repeat, median and quartiles. `none` computes the "

@@ -1,12 +1,9 @@
 """Model families and number formats, with dummy weights: each stores and retrieves its own bits.
 
-One engine each: it stores prompts, forgets its own prefix cache, and retrieves them. Most of its
-time an engine starts, on one core, so that there are as many at a time as there are cores.
+One engine each: it stores prompts, forgets its own prefix cache, and retrieves them.
 """
 
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -77,37 +74,23 @@ def prompts():
     return [random.integers(10, 500, length).tolist() for length in LENGTHS]
 
 
-@pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
-    """The engines of all tests that were selected, from the first test on."""
-    cases = {name: (config, arguments, None) for name, (config, arguments) in FAMILIES.items()}
-    cases |= {name: ("qwen3", {}, extra) for name, extra in TIERS.items()}
-    selected = {item.callspec.id for item in request.session.items if hasattr(item, "callspec")}
+@pytest.mark.parametrize(("config", "arguments"), FAMILIES.values(), ids=FAMILIES)
+def test_a_family_retrieves_the_bits_it_stored(tmp_path, monkeypatch, config, arguments):
+    if "tensor_parallel_size" in arguments:  # vLLM wants a NUMA node per rank to bind threads to.
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    block = arguments.get("block_size", 32)
     step = {"prompts": prompts(), "max_tokens": 4}
-    steps = [step, {**step, "forget": True}]
-
-    def run(config, arguments, extra):
-        return run_family(tmp_path_factory.mktemp("family"), config, arguments, steps, extra)
-
-    # Engines that run side by side must not pin their threads to the same cores.
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(os.cpu_count()) as pool:
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        yield {name: pool.submit(run, *case) for name, case in cases.items() if name in selected}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_retrieves_the_bits_it_stored(runs, name):
-    block = FAMILIES[name][1].get("block_size", 32)
-    run = runs[name].result()
+    run = run_family(tmp_path, config, arguments, [step, {**step, "forget": True}])
     retrieved = [result["cached"] for result in run.results[1]]
     assert retrieved == [(length - 1) // block * block for length in LENGTHS]
     assert compared_blocks(run, run) >= sum(retrieved) // block
     assert [r["tokens"] for r in run.results[1]] == [r["tokens"] for r in run.results[0]]
 
 
-@pytest.mark.parametrize("name", TIERS)
-def test_a_configuration_retrieves_the_bits_it_stored(runs, name):
-    run = runs[name].result()
+@pytest.mark.parametrize("extra", TIERS.values(), ids=TIERS)
+def test_a_configuration_retrieves_the_bits_it_stored(tmp_path, extra):
+    step = {"prompts": prompts(), "max_tokens": 4}
+    run = run_family(tmp_path, "qwen3", {}, [step, {**step, "forget": True}], extra)
     assert [result["cached"] for result in run.results[1]] == RETRIEVED
     assert compared_blocks(run, run) >= sum(RETRIEVED) // 32
 

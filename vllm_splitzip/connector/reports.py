@@ -57,6 +57,7 @@ class LinkReports:
         self._lock = threading.Lock()
         self._published: int | None = None
         self._looked_at = -math.inf
+        self._looked_through = 0
         self._heard: tuple[float, Link] | None = None
 
     def publish(self, link: Link) -> None:
@@ -85,13 +86,21 @@ class LinkReports:
         return heard[1] if heard is not None and now - heard[0] < FRESH_S else None
 
     def _look(self, now: float) -> None:
-        """Take the newest note that can be read: where requests are rare, it is not of late."""
+        """Take the newest note that can be read: where requests are rare, it is not of late.
+
+        Nobody leaves a note for a period that has passed, so that few are asked for at a time:
+        every question takes the interpreter from the thread that computes.
+        """
         newest = int(now // PERIOD_S)
-        keys = [self._key(newest - back) for back in range(int(FRESH_S // PERIOD_S))]
-        for back, found in enumerate(self._store.contains(keys, TIMEOUT_S)):
-            link = self._read(keys[back]) if found else None
+        oldest = max(newest - int(FRESH_S // PERIOD_S) + 1, self._looked_through - 1)
+        self._looked_through = newest
+        periods = range(newest, oldest - 1, -1)
+        keys = [self._key(period) for period in periods]
+        there = self._store.contains(keys, TIMEOUT_S)
+        for period, key, found in zip(periods, keys, there, strict=True):
+            link = self._read(key) if found else None
             if link is not None:
-                self._heard = (newest - back) * PERIOD_S, link
+                self._heard = period * PERIOD_S, link
                 return
 
     def _read(self, key: ObjectKey) -> Link | None:
