@@ -215,7 +215,8 @@ def two_servers_without_bf16(data: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "The same on a processor that has AVX-512 but no instructions for BF16: vLLM prefills "
         "there at a fraction of the speed, so that links, and what is saved on them, are a smaller "
-        "part of a first token."
+        "part of a first token. Where *tokens* says no, it does so of `raw` too: a server without "
+        "a connector answers likewise after a prefix from its own cache, two steps of BF16 away."
     )
     yield from disagg(data, "disagg-no-bf16")
 

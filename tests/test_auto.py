@@ -301,6 +301,7 @@ def test_no_frame_waits_for_notes(tmp_path):
         answered.set()
         measured.close()
     assert heard == [Link(0.5, 1e6)], "two puts found the notes' thread busy"
+    assert measured.get(keys[0], 0.1) is None, "closed, and no error"
 
 
 def test_what_is_in_use_is_a_metric():

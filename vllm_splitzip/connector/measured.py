@@ -1,5 +1,6 @@
 """A store whose puts and gets are timed, for `codec: auto`."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -101,7 +102,9 @@ class MeasuredStore(Store):
     def _meanwhile(self, work: Callable[[], None]) -> None:
         """Let the notes' thread do something, unless it is still busy: there is a next time."""
         if self._noting is None or self._noting.done():
-            self._noting = self._notes.submit(_logged, work)
+            # A frame that a closing worker no longer waits for may end after the thread has.
+            with contextlib.suppress(RuntimeError):
+                self._noting = self._notes.submit(_logged, work)
 
     def _publish(self) -> None:
         link = self._auto.get_link
